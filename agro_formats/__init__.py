@@ -1,6 +1,6 @@
-"""Logs of other programs and public data sets, as formats for `agro import`.
+"""Formats of other programs' logs and of public data sets, for `agro import`.
 
-agro finds them by the entry point `agro.formats`, as it would find those of another package.
+agro finds them by the entry point `agro.formats`, as it finds those of any other package.
 """
 
 from pathlib import Path

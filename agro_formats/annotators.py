@@ -1,4 +1,4 @@
-"""Tools of annotators: Argilla and Label Studio, where people rate, rank, choose and write responses."""
+"""Read exports of Argilla and Label Studio, in which people rate, rank, choose or write responses."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from agro_formats.preferences import rank_judgments, tally
 from agro_formats.traces import scored
 
 _PROMPTS = ("prompt", "instruction", "question", "query", "messages", "chat", "input")
-_CONTEXTS = ("context", "input")  # what belongs to a prompt in a field of its own
+_CONTEXTS = ("context", "input")  # further fields that belong to the prompt
 _RESPONSE = re.compile(
     r"(.*[\W_])?(response|answer|completion|generation|output|candidate|reply|chosen|rejected)s?[\W_]?(\d+|[a-z])?"
 )
 _TIES = ("tie", "same", "equal", "draw", "both")
 
 Answers = Mapping[str, Sequence[Any]]
-"""By question the answer of each annotator: a number, a text (which may name a response), or an object of
-ranks by the names of responses."""
+"""The annotators' answers by question: numbers, texts (which may name a response), or objects with ranks by
+response name."""
 
 
 def prompt_of(fields: Mapping[str, Any], context: Context) -> tuple[Text, set[str]]:
-    """The prompt among the fields of a task, and the fields that it is made of."""
+    """The prompt in a task's fields, and the names of the fields that it consists of."""
     name = context.choose.get("prompt")
     if name is None:
         name = next((candidate for candidate in _PROMPTS if fields.get(candidate) is not None), None)
     if name is None:
-        known = [Column(key) for key, value in fields.items() if value is not None]
-        named = [column.path for column in known if column.named("prompt") > column.named("response")]
+        columns = [Column(key) for key, value in fields.items() if value is not None]
+        named = [column.path for column in columns if column.named("prompt") > column.named("response")]
         name = named[0] if len(named) == 1 else None
     if name is None or name not in fields:
         raise Refused(
@@ -48,7 +48,7 @@ def prompt_of(fields: Mapping[str, Any], context: Context) -> tuple[Text, set[st
 
 
 def responses_of(fields: Mapping[str, Any], context: Context) -> dict[str, str]:
-    """The responses among the fields of a task that aren't its prompt, in the order of their names."""
+    """The responses in a task's other fields, ordered by name."""
     name = context.choose.get("response")
     if name is not None:
         return {name: text(fields[name], name)} if name in fields else {}
@@ -68,9 +68,9 @@ def items_of(
     meta: Mapping[str, Any],
     context: Context,
 ) -> list[Item]:
-    """The responses of a task with what people said of them; without any, those that people wrote.
+    """The responses of a task with people's judgments, or if it has none, the responses that people wrote.
 
-    `subjects`: by question the field that it is about, where it is about one.
+    `subjects`: the field that a question is about, by question, if it is about one.
     """
     meta = dict(meta) | ({"answers": dict(answers)} if answers else {})
     if not responses:
@@ -88,7 +88,7 @@ def items_of(
 
 
 def _scores(name: str, answers: Answers, subjects: Mapping[str, str], *, alone: bool) -> dict[str, Any]:
-    """The ratings of a response. Of several responses those of the others have the same names."""
+    """The ratings of a response, under names that all responses of the task share."""
     scores = {}
     for question, values in answers.items():
         is_of = subjects[question] == name if question in subjects else alone
@@ -115,7 +115,7 @@ def _written(prompt: Text, answers: Answers, meta: dict[str, Any], context: Cont
 
 
 def _judgments(answers: Answers, names: list[str], context: Context) -> tuple[Judgment, ...]:
-    """Those of the question that compares the responses, as one of every two."""
+    """The judgments of the question that compares the responses, one per pair."""
     comparisons = dict[str, list[Judgment]]()
     for question, values in answers.items():
         judgments = [judgment for value in values for judgment in _judged(value, names)]
@@ -129,7 +129,7 @@ def _judgments(answers: Answers, names: list[str], context: Context) -> tuple[Ju
 
 
 def _judged(value: Any, names: list[str]) -> tuple[Judgment, ...]:
-    """What one annotator says: the ranks, or the name of the best response."""
+    """The judgments in an annotator's answer: ranks, or the name of the best response."""
     if isinstance(value, dict):
         ranks = {_position(str(name), names): rank for name, rank in value.items()}
         if None in ranks:
@@ -144,7 +144,7 @@ def _judged(value: Any, names: list[str]) -> tuple[Judgment, ...]:
 
 
 def _position(label: str, names: list[str]) -> int | None:
-    """The position of the response that a name says: its own, or the end in which the names differ."""
+    """The position of the response with this name, or with this ending if endings tell the names apart."""
     plain = [_plain(name) for name in names]
     ends = [re.sub(r"^\D+(?=\d)|^.*(?=.$)", "", name) for name in plain]
     for spellings in (plain, ends):
@@ -176,7 +176,7 @@ def read_record(row: Row, context: Context) -> list[Item]:
 
 
 def read_flat(row: Row, context: Context) -> list[Item]:
-    """Fields and metadata are columns side by side."""
+    """Read a record whose fields and metadata are columns."""
     answers = {}
     for column in row:
         if column.endswith(_ANSWERS):
@@ -185,8 +185,8 @@ def read_flat(row: Row, context: Context) -> list[Item]:
             both = zip(values, states, strict=True)
             answers[column.removesuffix(_ANSWERS)] = [v for v, state in both if state not in _UNSUBMITTED]
     columns = {c for c in row if c.endswith(_ANSWERS) or f"{_ANSWERS}." in c}
-    others = {*columns, *_RECORD_COLUMNS}
-    fields = {c: value for c, value in row.items() if c not in others and ".suggestion" not in c}
+    reserved = {*columns, *_RECORD_COLUMNS}
+    fields = {c: value for c, value in row.items() if c not in reserved and ".suggestion" not in c}
     return _items(fields, answers, omit(row, columns | fields.keys()), context)
 
 
@@ -197,7 +197,7 @@ def is_flat(row: Row) -> bool:
 def _items(
     fields: dict[str, Any], answers: dict[str, list[Any]], extras: dict[str, Any], context: Context
 ) -> list[Item]:
-    """`extras`: what a record has besides, for `meta`."""
+    """The items of a record. `extras`: its further columns, for `meta`."""
     prompt, used = prompt_of(fields, context)
     shown = {name: value for name, value in fields.items() if name not in used}
     responses = responses_of(shown, context)
@@ -216,7 +216,7 @@ def _items(
 
 
 def _value(value: Any, names: list[str]) -> Any:
-    """An answer; a ranking, which is the list of all `names` in their order, as ranks by name."""
+    """An answer; a ranking, which lists all `names` in order, becomes ranks by name."""
     is_ranking = isinstance(value, list) and len(value) > 1 and sorted(map(str, value)) == names
     return {name: rank for rank, name in enumerate(value, 1)} if is_ranking else value
 
@@ -241,11 +241,11 @@ def read_task(row: Row, context: Context) -> list[Item]:
 
 
 def _answer(result: Mapping[str, Any], names: list[str]) -> Any:
-    """What a result says, in the terms of `annotations`."""
+    """The answer in a result of `annotations`."""
     kind, value = result.get("type"), entry(result.get("value"), "result.value")
     if kind == "pairwise":
-        # The name of the response on the side that was selected. The left one is the first of those that the
-        # control names; of the names' order where it names itself.
+        # The name of the response on the selected side. The left one is the first that the control names, or,
+        # if it names itself, the first of the names.
         sides = [name.strip() for name in str(result.get("to_name")).split(",")]
         if not set(sides) <= set(names) or len(sides) != 2:
             sides = names

@@ -1,8 +1,8 @@
-"""ATIF, the Agent Trajectory Interchange Format: what Harbor, and many agents, write of a session; and
+"""Read ATIF, the Agent Trajectory Interchange Format, in which Harbor and many agents write sessions; and
 Harbor's folders of trials, and of jobs, which hold trials.
 
-The steps of an agent are rows of one episode: where history was rewritten, another row begins. Steps that
-were copied from an earlier trajectory (`is_copied_context`), and those of no model (`llm_call_count` 0), are
+The steps of an agent are rows of one episode, and a new row begins if history was rewritten. Steps copied
+from an earlier trajectory (`is_copied_context`), and those without a model call (`llm_call_count` 0), are
 context. Fields as in atif 1.8.0: atif/trajectory.py, step.py, metrics.py, observation_result.py.
 """
 
@@ -27,7 +27,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Tokens:
-    """Of one call of the model: the prompt's, the completion's, and its log-probs, where they are known."""
+    """The tokens of a model call: those of prompt and completion, and the known log-probs of the latter."""
 
     prompt: list[int]
     completion: list[int]
@@ -36,51 +36,51 @@ class Tokens:
 
 @dataclass(frozen=True)
 class AtifStep:
-    """One step, as messages: of the user, the system or the agent, and what is observed after it."""
+    """A step of the user, the system or the agent as messages, with the observations after it."""
 
     message: Message
     observed: list[Message] = field(default_factory=list)
-    is_own: bool = False  # whether the model wrote it here, to be learned from
+    is_own: bool = False  # whether the model wrote it here, so that it is learned from
     tokens: Tokens | None = None
     meta: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_inserted(self) -> bool:
-        """Whether it is a turn of the assistant that the model didn't write here."""
+        """Whether it is an assistant turn that the model didn't write here."""
         return self.message["role"] == "assistant" and not self.is_own
 
 
 def records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]:
-    """Interchange records of the steps, by their tokens where all own steps have them.
+    """Interchange records of the steps, split by their tokens if all own steps have them.
 
-    Raises `Refused` where there is nothing to learn from, or nothing before it.
+    Raises `Refused` if there is nothing to learn from, or nothing before it.
     """
-    own = [i for i, step in enumerate(steps) if step.is_own]
-    if not own:
+    own_steps = [i for i, step in enumerate(steps) if step.is_own]
+    if not own_steps:
         raise Refused(
             "steps: expected at least one that the agent's model wrote, and that isn't copied context"
         )
-    first = own[0]
-    if first == 0:
+    start_step = own_steps[0]
+    if start_step == 0:
         raise Refused("steps: expected one of the user or the system before the first of the agent")
-    has_tokens = all(steps[i].tokens is not None for i in own)
+    has_tokens = all(steps[i].tokens is not None for i in own_steps)
     records = []
-    for start, end in _by_prompt(steps, own) if has_tokens else _between_inserted(steps, own):
+    for start, end in _prompt_spans(steps, own_steps) if has_tokens else _turn_spans(steps, own_steps):
         piece = steps[start:end]
-        last = max(i for i, step in enumerate(piece) if step.is_own)
-        turns = [*_messages(piece[:last]), piece[last].message]
+        final = max(i for i, step in enumerate(piece) if step.is_own)
+        turns = [*_messages(piece[:final]), piece[final].message]
         details = [step.meta for step in piece if step.is_own]
         meta: dict[str, Any] = {"steps": details} if any(details) else {}
-        if after := [*piece[last].observed, *_messages(piece[last + 1 :])]:
-            meta["observed_last"] = after
-        prompt = _messages(steps[: first if has_tokens else start])
-        if (start != first and has_tokens) or any(step.is_inserted for step in piece):
-            # not as `continuation`: with other tokens the turns would be encoded after the wrong context
-            said = turns[-1].get("content") or ""
-            record: Record = {"prompt": prompt, "response": said, "meta": {"turns": turns} | meta}
+        if observed := [*piece[final].observed, *_messages(piece[final + 1 :])]:
+            meta["observed_last"] = observed
+        prompt = _messages(steps[: start_step if has_tokens else start])
+        if (start != start_step and has_tokens) or any(step.is_inserted for step in piece):
+            # Not a `continuation`: without these tokens its turns would be encoded after the wrong context.
+            content = turns[-1].get("content") or ""
+            record: Record = {"prompt": prompt, "response": content, "meta": {"turns": turns} | meta}
         else:
             record = exchange(prompt, turns, ("steps", "steps"), meta)
-        if has_tokens:  # each call's prompt begins with what was there before
+        if has_tokens:  # each call's prompt begins with all earlier tokens
             ids, mask, logp = list[int](), list[bool](), list[float | None]()
             for tokens in (step.tokens for step in piece if step.is_own and step.tokens):
                 prompted = len(tokens.prompt) - len(ids)
@@ -90,7 +90,7 @@ def records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]
             record |= {"tokens": ids, "mask": mask}
             if any(x is not None for x in logp):
                 record["behavior_logp"] = logp
-            if start != first:
+            if start != start_step:
                 record["context_tokens"] = ids[: mask.index(True)]
             record = fingerprinted(record, context)
         records.append(record)
@@ -101,25 +101,25 @@ def _messages(steps: Sequence[AtifStep]) -> list[Message]:
     return [message for step in steps for message in (step.message, *step.observed)]
 
 
-def _between_inserted(steps: Sequence[AtifStep], own: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """From an own step up to each turn of the assistant that isn't; what is before it is the prompt."""
-    begin: int | None = own[0]
+def _turn_spans(steps: Sequence[AtifStep], own_steps: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Spans from an own step to the next inserted assistant turn; everything before a span is its prompt."""
+    begin: int | None = own_steps[0]
     while begin is not None:
         inserted = (i for i, step in enumerate(steps) if i > begin and step.is_inserted)
         end = next(inserted, len(steps))
         yield begin, end
-        begin = next((i for i in own if i >= end), None)
+        begin = next((i for i in own_steps if i >= end), None)
 
 
-def _by_prompt(steps: Sequence[AtifStep], own: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Up to each own step whose prompt isn't what was there before."""
-    starts, before = list[int](), list[int]()
-    for i in own:
+def _prompt_spans(steps: Sequence[AtifStep], own_steps: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Spans that begin at each own step whose prompt doesn't begin with all earlier tokens."""
+    starts, prefix = list[int](), list[int]()
+    for i in own_steps:
         tokens = steps[i].tokens
         assert tokens is not None
-        if not starts or tokens.prompt[: len(before)] != before:
+        if not starts or tokens.prompt[: len(prefix)] != prefix:
             starts.append(i)
-        before = tokens.prompt + tokens.completion
+        prefix = tokens.prompt + tokens.completion
     return zip(starts, [*starts[1:], len(steps)])
 
 
@@ -139,20 +139,20 @@ def read(row: Row, context: Context) -> list[Item]:
 
 
 def is_call(step: Row) -> bool:
-    """Whether the agent's model wrote a step here."""
+    """Whether the agent's model wrote a step in this trajectory."""
     is_copy = step.get("is_copied_context")
     return step.get("source") == "agent" and not is_copy and step.get("llm_call_count") != 0
 
 
 def trajectory(row: Row, context: Context, name: str = "steps") -> list[tuple[str, dict[str, Any]]]:
-    """(name, record) of its rows, and of those of agents that it delegated to. There is no reward: that is in
-    `result.json` of the trial's folder."""
+    """(name, record) of its rows and those of its subagents. The reward isn't here, but in `result.json` of
+    the trial's folder."""
     agent = entry(row.get("agent"), "agent")
     meta = omit(row, _COLUMNS) | {"agent": omit(agent, ())}
     parts = list[tuple[str, dict[str, Any]]]()
     values = objects(row["steps"], "steps")
     calls = [step.get("llm_call_count") for step in values]
-    # Several calls are one step somewhere, so that the tokens of calls can't be trusted.
+    # A step that merges several calls makes the tokens of all calls unreliable.
     merged = any(integer(count, "llm_call_count") > 1 for count in calls if count is not None)
     for i, record in enumerate(records([_step(step, i, merged) for i, step in enumerate(values)], context)):
         record["meta"] |= meta
@@ -162,8 +162,8 @@ def trajectory(row: Row, context: Context, name: str = "steps") -> list[tuple[st
         for part, record in trajectory(delegated, context, f"{name}.subagent_trajectories[{i}]"):
             record["meta"]["subagent"] = delegated.get("trajectory_id")
             parts.append((part, record))
-    # The session, where it has several rows, here or in the trajectory that it continues or that continues
-    # it: Harbor's Terminus names that one SESSION-cont-NUMBER.
+    # The session is the episode if it has several rows, here or in a trajectory before or after it, which
+    # Harbor's Terminus names SESSION-cont-NUMBER.
     episode, session = None, row.get("session_id") or row.get("trajectory_id")
     if session is not None:
         session, continues, _ = text(session, "session_id").partition("-cont-")
@@ -191,13 +191,13 @@ def _step(step: Row, i: int, merged: bool) -> AtifStep:
         message["tool_calls"] = [
             call(c.get("function_name"), c.get("arguments"), c.get("tool_call_id")) for c in calls
         ]
-    # Results of tools; what belongs to no call is said by the user, or by the system after its step.
+    # Results of tools. One without a call is a turn of the user, or of the system after its own step.
     location, observed = f"{name}.observation", []
     for result in listed(entry(step.get("observation"), location).get("results"), f"{location}.results"):
-        said: Message = {"role": "user" if role == "assistant" else role}
+        turn: Message = {"role": "user" if role == "assistant" else role}
         if result.get("source_call_id") is not None:
-            said = {"role": "tool", "tool_call_id": result["source_call_id"]}
-        observed.append(said | {"content": plain(result.get("content"), f"{location}.results.content")})
+            turn = {"role": "tool", "tool_call_id": result["source_call_id"]}
+        observed.append(turn | {"content": plain(result.get("content"), f"{location}.results.content")})
     is_own, tokens = is_call(step), None
     if is_own and not merged and all(metrics.get(key) is not None for key in _IDS[:2]):
         prompt, completion = (integers(metrics[key], f"{name}.metrics.{key}") for key in _IDS[:2])
@@ -208,7 +208,7 @@ def _step(step: Row, i: int, merged: bool) -> AtifStep:
     return AtifStep(message, observed, is_own, tokens, omit(step, _STEP) | omit(metrics, _IDS))
 
 
-_AGENT_EXCEPTIONS = {  # exceptions after which the reward is that of what the agent did
+_AGENT_EXCEPTIONS = {  # after these exceptions the reward still scores the agent
     *("AgentTimeoutError", "ContextWindowExceededError", "OutputTokenExceededError"),
     *("ContextLengthExceededError", "OutputLengthExceededError"),
     *("AgentSafetyRefusalError", "ContentPolicyViolationError"),
@@ -217,13 +217,13 @@ _TRIAL = ("task_name", "task_checksum", "trial_name", "source", "agent_info")  #
 
 
 def _trials(path: Path) -> list[Path]:
-    """The folder of a trial, or those in the folder of a job."""
-    found = [
+    """A trial's folder, or the trials in a job's folder."""
+    trials = [
         folder
         for folder in (path, *sorted(path.iterdir()))
         if (folder / "result.json").is_file() and ((folder / "agent").is_dir() or (folder / "steps").is_dir())
     ]
-    return [path] if path in found else found
+    return [path] if path in trials else trials
 
 
 def is_harbor(path: Path) -> bool:
@@ -231,14 +231,14 @@ def is_harbor(path: Path) -> bool:
 
 
 def harbor_records(path: Path) -> Iterator[Line]:
-    """A record a trial: its `result.json`, and its trajectories in order."""
+    """One record per trial: its `result.json`, with its trajectories in order."""
     for i, trial in enumerate(_trials(path), 1):
         yield line_of(str(trial), i, partial(_trial, trial))
 
 
 def _trial(trial: Path) -> dict[str, Any]:
     result = read_object(trial / "result.json")
-    # Those of the agent, each with the ones that continue it; of each step where the task has several.
+    # The agent's trajectory, or one per step of the task, each followed by those that continue it.
     names = [str(s.get("step_name")) for s in listed(result.get("step_results"), "step_results")]
     roots = [trial, *(trial / "steps" / name for name in names)]
     folders = [p / "agent" for p in roots if (p / "agent" / "trajectory.json").is_file()]
@@ -258,11 +258,11 @@ def _trial(trial: Path) -> dict[str, Any]:
 
 
 def read_harbor(row: Row, context: Context) -> list[Item]:
-    """Responses of a task are a group by its prompt: the same words in another environment are another
-    task."""
+    """Read a trial. Responses are grouped by task and prompt, since an equal prompt in another environment is
+    another task."""
     result = entry(row.get("verifier_result"), "verifier_result")
     rewards = entry(result.get("rewards"), "verifier_result.rewards")
-    # A failed sandbox or provider says nothing about the agent.
+    # A failure of sandbox or provider says nothing about the agent.
     results = [row, *listed(row.get("step_results"), "step_results")] if rewards else []
     infos = [entry(each.get("exception_info"), "exception_info") for each in results]
     failures = [str(one.get("exception_type")) for one in infos if one]
@@ -293,9 +293,9 @@ def harbor_identity(row: Row) -> str:
 
 
 def _add_tokens(rows: list[dict[str, Any]], result: Row) -> None:
-    """Add the tokens of `rollout_details`, where the steps of the trajectories have none.
+    """Add the tokens of `rollout_details` if the trajectories' steps have none.
 
-    Its first one is of the agent's own calls, in order. It is used where there are as many as steps.
+    Its first entry has the agent's own calls, in order. It is used if there are as many calls as steps.
     """
     agent = entry(result.get("agent_result"), "agent_result")
     details = listed(agent.get("rollout_details"), "agent_result.rollout_details")

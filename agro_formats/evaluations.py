@@ -1,8 +1,8 @@
-"""Results of evaluations: lm-evaluation-harness' logged samples, one row a filter; lighteval's details of a
-task; HELM, the folder of a run or its scenario_state.json; OpenAI Evals, promptfoo, HumanEval and EvalPlus.
+"""Read results of evaluations: samples of lm-evaluation-harness, one row per filter; lighteval's details of a
+task; HELM, a run's folder or its scenario_state.json; OpenAI Evals, promptfoo, HumanEval and EvalPlus.
 
-A log of OpenAI Evals has one event a line: the first one the run's `spec`, others a `sample_id`, anywhere in
-the file. Programs for HumanEval's problems and others of its form are joined with the file of problems.
+A log of OpenAI Evals has one event per line: first the run's `spec`, then events with a `sample_id`, in any
+order. Programs for problems in HumanEval's form are joined with the file of problems.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agro.io.jsonlines import Line
 from agro.logs import exchanges
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, SkipRecord, line_of
 from agro.logs.records import grouped, settings, token_fields, unlisted
-from agro.logs.values import a_list, number, of_length, parsed, total, wrong
+from agro.logs.values import a_list, list_of_length, number, parsed, total, wrong
 from agro_formats.traces import Scores, TraceSpan, described, read_spans, responses
 
 _NO_METRICS = (
@@ -29,9 +29,9 @@ _NO_METRICS = (
 
 
 def read_lm_eval(row: Row, context: Context) -> list[Item]:
-    """A response stands in one row a filter, with that filter's metrics; the rows of one filter are taken.
+    """Read the rows of one filter. A response has one row per filter, with that filter's metrics.
 
-    A metric is of the row: where it has several responses, theirs are unknown, unless it is a list of them.
+    A metric belongs to the row. If the row has several responses, theirs are unknown unless it is a list.
     """
     name = row.get("filter")
     wanted = context.choose.get("filter", context.notes.setdefault("filter", name))
@@ -63,24 +63,24 @@ def read_lm_eval(row: Row, context: Context) -> list[Item]:
 
 
 def _arguments(arguments: Any) -> tuple[Any, dict[str, Any]]:
-    """The rendered prompt and the settings; older versions have lists instead of names."""
+    """The rendered prompt and the settings, which older versions list without names."""
     if isinstance(arguments, dict):
         generation = entry(arguments.get("gen_args_0"), "arguments.gen_args_0")
         prompt, gen_kwargs = generation.get("arg_0"), generation.get("arg_1")
     else:
         if not isinstance(arguments, list) or not arguments:
             raise wrong("arguments", "a list of requests", arguments)
-        prompt, gen_kwargs = of_length(arguments[0], "arguments", 2, "arguments of a request")
+        prompt, gen_kwargs = list_of_length(arguments[0], "arguments", 2, "arguments of a request")
     if not isinstance(gen_kwargs, dict):
         way_out = "this task takes log-likelihoods of given answers, and has no generated text"
         raise wrong("arguments", "the settings of a generation", gen_kwargs, way_out)
-    if isinstance(prompt, list) and len(prompt) == 1:  # messages, of a model behind an API
+    if isinstance(prompt, list) and len(prompt) == 1:  # messages, for a model behind an API
         return objects(parsed(text(prompt[0], "arguments"), "arguments"), "arguments"), gen_kwargs
     return text(prompt, "arguments"), gen_kwargs
 
 
 def _metric_names(row: Row, kinds: tuple[type, ...] = (object,)) -> list[str]:
-    """The names of a row's metrics. Older versions don't say them: all other columns of these `kinds`."""
+    """The names of a row's metrics; older versions don't list them: all other columns of these `kinds`."""
     names = row.get("metrics")
     if isinstance(names, list):
         return [text(name, f"metrics[{i}]") for i, name in enumerate(names)]
@@ -88,31 +88,31 @@ def _metric_names(row: Row, kinds: tuple[type, ...] = (object,)) -> list[str]:
 
 
 def lm_eval_scored(row: Row) -> ScoredDocument:
-    """Scores by "METRIC,FILTER", as the harness names them in its results. A document is scored whether text
-    was generated or the log-likelihoods of given answers were taken."""
+    """The document with its scores by "METRIC,FILTER", as the harness names them in its results. The output
+    may be text, or the log-likelihoods of given answers."""
     scores = {}
     for name in _metric_names(row):
         value = row.get(name)
         values = value if isinstance(value, list) and value else [value]
-        if all(isinstance(x, int | float) for x in values):  # else it is for a metric of the whole task
+        if all(isinstance(x, int | float) for x in values):  # otherwise the metric is the task's
             key = f"{name},{row['filter']}" if "filter" in row else str(name)
             scores[key] = sum(values) / len(values)
     return ScoredDocument("", str(row["doc_id"]), _as_text(row["doc"]), _as_text(row["arguments"]), scores)
 
 
 def _as_text(value: Any) -> str:
-    """A line a value, after its name: without brackets, which near-copies would be told by."""
+    """One line per value, after its name, without brackets, which the search for near-copies would count."""
     if isinstance(value, dict):
         return "\n".join(f"{name}: {_as_text(item)}" for name, item in value.items())
     return "\n".join(map(_as_text, value)) if isinstance(value, list) else str(value)
 
 
 def _reward(
-    metrics: Row, known: Collection[str], weights: Mapping[str, float], count: int, noun: str
+    metrics: Row, columns: Collection[str], weights: Mapping[str, float], count: int, noun: str
 ) -> float | None:
-    """Of metrics that are of a document: of several responses it is unknown, and --reward is refused."""
+    """The reward by a document's metrics; with several responses it is unknown, and --reward is refused."""
     if count == 1:
-        return total(metrics, known, weights) if known or weights else None
+        return total(metrics, columns, weights) if columns or weights else None
     if weights:
         raise Refused(
             f"--reward {next(iter(weights))}: one number for {count} {noun}; leave --reward out and score "
@@ -122,7 +122,7 @@ def _reward(
 
 
 def read_lighteval(row: Row, context: Context) -> list[Item]:
-    """A metric is of the document: where that has several responses, theirs are unknown."""
+    """Read a document's responses. Its metrics are unknown for each of several responses."""
     doc, output = entry(row["doc"], "doc"), entry(row["model_response"], "model_response")
     texts = output.get("text")
     if not isinstance(texts, list):
@@ -130,7 +130,7 @@ def read_lighteval(row: Row, context: Context) -> list[Item]:
     if not texts:
         raise Refused("model_response.text: no text was generated: the task takes log-probs of given answers")
     metric = entry(row["metric"], "metric")
-    known = [name for name, value in metric.items() if value is not None]
+    measured = [name for name, value in metric.items() if value is not None]
     reasonings = a_list(output.get("reasonings"), "model_response.reasonings")
     choices, gold = a_list(doc.get("choices"), "doc.choices"), doc.get("gold_index")
     indices = gold if isinstance(gold, list) else [gold]
@@ -140,7 +140,7 @@ def read_lighteval(row: Row, context: Context) -> list[Item]:
     meta = omit(row, ("model_response",)) | {"model_response": details}
     common = {
         "prompt": output.get("input") or text(doc.get("query"), "doc.query"),
-        "reward": _reward(metric, known, context.rewards, len(texts), "responses"),
+        "reward": _reward(metric, measured, context.rewards, len(texts), "responses"),
         "answer": _one_or_all(right),
     }
     items = []
@@ -153,27 +153,27 @@ def read_lighteval(row: Row, context: Context) -> list[Item]:
 
 
 def _one_or_all(answers: list[Any]) -> Any:
-    """The right answers, where there are any: one as it is, several as a list."""
+    """The only right answer, a list of several, or None."""
     return answers[0] if len(answers) == 1 else answers or None
 
 
 def _tokens(response: Row, index: int, count: int) -> dict[str, Any]:
-    """The ids of the prompt and of one response, where both are logged."""
+    """The token ids of the prompt and of one response, if both are logged."""
     prompt_ids = a_list(response.get("input_tokens"), "model_response.input_tokens")
     ids = response.get("output_tokens")
     if not prompt_ids or not ids:
         return {}
     name = "model_response.output_tokens"
-    own = a_list(of_length(ids, name, count, "lists, one a response")[index], f"{name}[{index}]")
-    return token_fields(prompt_ids, own) if own else {}
+    output = a_list(list_of_length(ids, name, count, "lists, one per response")[index], f"{name}[{index}]")
+    return token_fields(prompt_ids, output) if output else {}
 
 
 def lighteval_scored(row: Row) -> ScoredDocument:
     doc, metric = entry(row["doc"], "doc"), entry(row["metric"], "metric")
     scores = {name: number(value, f"metric.{name}") for name, value in metric.items()}
     document = _as_text([doc.get("query"), doc.get("choices")])
-    given = _as_text(entry(row["model_response"], "model_response").get("input") or doc.get("query"))
-    return ScoredDocument(str(doc.get("task_name") or ""), str(doc.get("id")), document, given, scores)
+    prompt = _as_text(entry(row["model_response"], "model_response").get("input") or doc.get("query"))
+    return ScoredDocument(str(doc.get("task_name") or ""), str(doc.get("id")), document, prompt, scores)
 
 
 _STATES, _STATS = "scenario_state.json", "per_instance_stats.json"
@@ -184,7 +184,7 @@ def is_helm(path: Path) -> bool:
 
 
 def helm_records(path: Path) -> Iterator[Line]:
-    """The states of requests, each with the statistics of its instance, trial and perturbation."""
+    """The request states, each with the statistics of its instance, trial and perturbation."""
     import ijson
 
     folder = path.parent if path.name == _STATES else path
@@ -197,15 +197,15 @@ def helm_records(path: Path) -> Iterator[Line]:
     def joined(state: Any) -> dict[str, Any]:
         fields = entry(state, "request_states")
         instance = entry(fields.get("instance"), "instance")
-        own = stats.get(key(instance.get("id"), fields, instance.get("perturbation")), [])
-        return fields | {"stats": own}
+        name = key(instance.get("id"), fields, instance.get("perturbation"))
+        return fields | {"stats": stats.get(name, [])}
 
     try:
         if stats_path.is_file():
             with stats_path.open("rb") as file:
                 for item in ijson.items(file, "item", use_float=True):
-                    own = stats.setdefault(key(item.get("instance_id"), item, item.get("perturbation")), [])
-                    own += item.get("stats", [])
+                    name = key(item.get("instance_id"), item, item.get("perturbation"))
+                    stats.setdefault(name, []).extend(item.get("stats", []))
         with states_path.open("rb") as file:
             for number, state in enumerate(ijson.items(file, "request_states.item", use_float=True), 1):
                 yield line_of(f"{states_path}:{number}", number, partial(joined, state))
@@ -216,8 +216,8 @@ def helm_records(path: Path) -> Iterator[Line]:
 
 
 def read_helm(row: Row, context: Context) -> list[Item]:
-    """Scores are of an instance: where there are several completions, theirs are unknown. Log-probs are of
-    pieces of text, and stay aside."""
+    """Read the completions of an instance. Its scores are unknown for each of several completions. Log-probs
+    belong to pieces of text, and only go into `meta`."""
     if row.get("reference_index") is not None or row.get("request_mode") == "calibration":
         raise SkipRecord("log-probs of given answers, no free responses")
     request, result = entry(row["request"], "request"), entry(row.get("result"), "result")
@@ -225,7 +225,7 @@ def read_helm(row: Row, context: Context) -> list[Item]:
         raise Refused(f"result.success: expected true, got {result.get('success')}: {result.get('error')}")
     completions = objects(result.get("completions"), "result.completions")
     prompt = request.get("messages") or text(request.get("prompt"), "request.prompt")
-    values: dict[str, float | None] = {}  # the means by name; unknown where nothing was counted
+    values: dict[str, float | None] = {}  # means by name; unknown without a count
     for stat in objects(row["stats"], "stats"):
         name = text(entry(stat.get("name"), "stats.name").get("name"), "stats.name.name")
         values[name] = number(stat.get("mean"), f"stats.{name}.mean")
@@ -257,7 +257,7 @@ _OPENAI_EVALS_COLUMNS = ("prompt", "sampled", "model", "correct", "expected", "p
 
 
 def gather_openai_evals(lines: Iterator[Line]) -> Iterator[Line]:
-    """A record a sample, with the run's `spec`."""
+    """One record per sample, with the run's `spec`."""
     spec: dict[str, Any] = {}
     for line in grouped(lines, lambda row: row.get("sample_id"), "events"):
         if line.error:
@@ -271,9 +271,9 @@ def gather_openai_evals(lines: Iterator[Line]) -> Iterator[Line]:
 
 
 def read_openai_evals(row: Row, context: Context) -> list[Item]:
-    """What was sampled for a sample, with what its events of `match` and `metrics` say of it.
+    """Read the responses of a sample, with the scores in its `match` and `metrics` events.
 
-    Where a model grades, the first sampling is of the model that is graded.
+    If a model grades, the first sampling is that of the graded model.
     """
     spec, events = entry(row.get("spec"), "spec"), objects(row.get("events", [row]), "events")
     data_by_type: dict[str, list[Row]] = {}
@@ -284,7 +284,7 @@ def read_openai_evals(row: Row, context: Context) -> list[Item]:
     samplings = data_by_type.get("sampling", [])
     if not samplings:
         errors = [f"{data.get('type')}: {data.get('message')}" for data in data_by_type.get("error", [])]
-        raise Refused(f"events: expected one of type sampling, got none{errors or ''!s:.300}")
+        raise Refused(f"events: expected one of type sampling, got none {errors or ''!s:.300}".strip())
     judged = data_by_type.get("match", []) + data_by_type.get("metrics", [])
     if any("choice" in data for data in data_by_type.get("metrics", [])):
         samplings = samplings[:1]
@@ -296,7 +296,6 @@ def read_openai_evals(row: Row, context: Context) -> list[Item]:
             sampled = {"choices": [{"text": one} for one in sampled]}
         parsed.append(TraceSpan(i, None, data.get("prompt"), sampled, is_call=True, model=model))
     answer = next((data["expected"] for data in judged if data.get("expected") is not None), None)
-    # The flags, numbers and texts of the events, by name
     scores: Scores = {}
     for data in judged:
         for name, value in data.items():
@@ -317,8 +316,8 @@ _PROMPTFOO_COLUMNS = (
 
 
 def read_promptfoo(row: Row, context: Context) -> list[Item]:
-    """The reward is the test's `score`, the weighted mean of its assertions, or what --reward names. A test
-    without assertions has no scores."""
+    """Read a test. The reward is its `score`, the weighted mean of its assertions, or what --reward names. A
+    test without assertions has no scores."""
     response = entry(row.get("response"), "response")
     error = response.get("error") or (row.get("error") if "output" not in response else None)
     if row.get("failureReason") == _ERROR or error:
@@ -345,8 +344,8 @@ def read_promptfoo(row: Row, context: Context) -> list[Item]:
     if calls and all(isinstance(one, dict) and "function" in one for one in calls):
         reply = {"role": "assistant", "content": "", "tool_calls": calls}
     elif not isinstance(output, str):
-        why = "promptfoo or a transform made a value of it, so that the model's own text isn't there"
-        raise wrong("response.output", "text", output, why)
+        cause = "promptfoo or a transform made a value of it, so that the model's own text isn't there"
+        raise wrong("response.output", "text", output, cause)
     return responses(prompt, [reply], "response", common)
 
 
@@ -355,7 +354,7 @@ _HUMAN_EVAL_COLUMNS = ("task_id", "completion", "solution")
 
 
 def _program(row: Row, context: Context, reward: float | None) -> list[Item]:
-    """A completion continues the prompt. A solution is the whole program, which may begin with the prompt."""
+    """Read a completion, which continues the prompt, or a solution, a program that may begin with it."""
     task = text(row["task_id"], "task_id")
     problem = context.joined_record("task_id", task, "the file of problems", "problem")
     prompt, name = text(problem["prompt"], "prompt"), "solution" if "solution" in row else "completion"
@@ -376,24 +375,24 @@ def read_human_eval(row: Row, context: Context) -> list[Item]:
 
 
 def gather_evalplus(lines: Iterator[Line]) -> Iterator[Line]:
-    """The solutions of all problems in EvalPlus' file of results."""
+    """The solutions of all problems in EvalPlus's file of results."""
     return unlisted(lines, _solutions)
 
 
 def _solutions(results: Row) -> list[Any] | None:
-    if "eval" not in results:  # one of them, a line each
+    if "eval" not in results:  # a file with one solution per line
         return None
-    found, by_task = list[Any](), entry(results["eval"], "eval")
-    if not by_task:
+    rows, tasks = list[Any](), entry(results["eval"], "eval")
+    if not tasks:
         raise Refused(f"eval: expected solutions by the task's name, got {results['eval']!r:.80}")
-    for task, solutions in by_task.items():
+    for task, solutions in tasks.items():
         for one in solutions if isinstance(solutions, list) else [solutions]:
-            found.append({"task_id": task, **one} if isinstance(one, dict) else one)
-    return found
+            rows.append({"task_id": task, **one} if isinstance(one, dict) else one)
+    return rows
 
 
 def read_evalplus(row: Row, context: Context) -> list[Item]:
-    """Both sets of tests must pass; the larger one may not have been run."""
+    """Read a solution, which has to pass both sets of tests; the larger set may not have been run."""
     verdicts = []
     for name in ("base_status", "plus_status"):
         status = row.get(name)

@@ -1,7 +1,6 @@
-"""Calls that providers and gateways log: batches of requests of OpenAI and Anthropic, and OpenAI's files to
-fine-tune on; LiteLLM's logged calls, as callbacks log them or the proxy's spend logs, which have texts only
-where the proxy stores them; TensorZero's inferences, as it answers or its tables have them, and their
-feedback."""
+"""Read calls that providers and gateways log: batches of OpenAI and Anthropic, and OpenAI's fine-tuning
+files; LiteLLM's callbacks and spend logs, which have texts only if the proxy stores them; and TensorZero's
+inferences (answers of its API, or rows of its tables) with their feedback."""
 
 from __future__ import annotations
 
@@ -20,10 +19,11 @@ from agro_formats.traces import described, joined_scores, responses, scored
 
 
 def read_fine_tuning(row: Row, context: Context) -> list[Item]:
-    """Without weights the last turns are the response. With them each message of weight 1 is one."""
+    """Read a conversation. Without weights its last turns are the response; otherwise each message of weight
+    1 is one."""
     messages = objects(row["messages"], "messages")
     if any("loss" in message for message in messages):
-        raise Refused("messages: some say with `loss` what is learned from; give --format swift-turns")
+        raise Refused("messages: some have `loss`, which selects what is learned; give --format swift-turns")
     meta = omit(row, ("messages",))
     turns = [{name: value for name, value in m.items() if name != "weight"} for m in messages]
     if not any("weight" in message for message in messages):
@@ -54,9 +54,8 @@ def read_preference(row: Row, context: Context) -> list[Item]:
 
 
 def read_openai(row: Row, context: Context) -> list[Item]:
-    """The order of results is arbitrary: the request with the same `custom_id` is in the input file."""
+    """Read a result. Results are in any order; the request with the same `custom_id` is in the input file."""
     name = text(row["custom_id"], "custom_id")
-    # The body of a successful response.
     response = entry(row["response"], "response")
     error, code = row.get("error"), response.get("status_code")
     if error is not None or code != 200:
@@ -69,7 +68,7 @@ def read_openai(row: Row, context: Context) -> list[Item]:
 
 
 def _joined_request(name: str, file: str, context: Context) -> Row:
-    """The request of a result, which is in `file`. Raises `Refused` where it is missing or used already."""
+    """The request of a result, which is in `file`. Raises `Refused` if it is missing or already used."""
     request = context.joined_record("custom_id", name, file, "request")
     if name in context.notes:
         raise Refused(f"custom_id: {name!r} is there twice in this file; keep one of the results")
@@ -78,7 +77,7 @@ def _joined_request(name: str, file: str, context: Context) -> Row:
 
 
 def read_anthropic(row: Row, context: Context) -> list[Item]:
-    """The order is arbitrary: the request with the same `custom_id` is in the file of requests."""
+    """Read a result. Results are in any order; the request with the same `custom_id` is in another file."""
     name, result = text(row["custom_id"], "custom_id"), entry(row["result"], "result")
     if result.get("type") != "succeeded":
         cause = entry(result.get("error"), "result.error")
@@ -162,17 +161,17 @@ def read_tensorzero(row: Row, context: Context) -> list[Item]:
 
 
 def _rendered(value: Any, name: str) -> str:
-    """Text. Raises `Refused` for arguments of a template, which the model saw rendered."""
+    """A text. Raises `Refused` for a template's arguments, since the model saw it rendered."""
     if isinstance(value, str):
         return value
     raise Refused(
-        f"{name}: expected text, got the arguments of a template: what the model saw is in the table "
-        f"ModelInference, got {value!r:.80}"
+        f"{name}: expected text, got the arguments of a template, {value!r:.80}; what the model saw is in "
+        "the table ModelInference"
     )
 
 
 def _part(block: Row, name: str) -> Row:
-    """A block of TensorZero's as a part of a message that every reader knows."""
+    """Convert a TensorZero block to a message part in the form of OpenAI's or Anthropic's API."""
     match block.get("type"):
         case "text" | "raw_text":
             return {"type": "text", "text": _rendered(block.get("text", block.get("value")), name)}
@@ -192,7 +191,7 @@ def _part(block: Row, name: str) -> Row:
 
 
 def _reply(value: Any, name: str) -> Message:
-    """Blocks of a function that chats; of one that answers JSON the text as it was generated."""
+    """The reply of a chat function in blocks, or the generated text of a JSON function."""
     if isinstance(value, dict):
         return {"content": text(value.get("raw"), f"{name}.raw")}
     parts = [_part(block, name) for block in objects(value, name)]

@@ -1,4 +1,4 @@
-"""Inspect AI: logs of evaluations, `.eval` (zip) and `.json`."""
+"""Read Inspect AI's logs of evaluations, `.eval` (zip) and `.json`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from agro.types.conversation import normalized_message
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 _ATTACHED = "attachment://"
-_ASIDE = ("attachments", "events", "events_data", "store")  # what isn't read, and may be large
+_ASIDE = ("attachments", "events", "events_data", "store")  # unused columns, which may be large
 _COLUMNS = (*_ASIDE, "input", "target", "messages", "output", "scores", "eval", "model_usage")
 
 
 def read(row: Row, context: Context) -> list[Item]:
-    """All choices of the last output; the score is of the first one. Log-probs are of the provider's own
-    tokens, and stay aside."""
+    """Read all choices of the last output; the score belongs to the first one. Log-probs belong to the
+    provider's own tokens, and only go into `meta`."""
     sample = _resolved(row, row.get("attachments") or {})
     run = entry(sample["eval"], "eval")
     choices = objects(entry(sample["output"], "output").get("choices") or [], "output.choices")
@@ -61,9 +61,9 @@ def read(row: Row, context: Context) -> list[Item]:
 
 
 def _conversation(sample: Row) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What was given, and the turns from the first generated message to the last one.
+    """The prompt, and the turns from the first generated message to the last one.
 
-    Assistant messages with the source `input` were given, those of few-shot examples for one.
+    Assistant messages with the source `input`, such as those of few-shot examples, belong to the prompt.
     """
     request = sample["input"]
     messages = objects(sample.get("messages") or [], "messages")
@@ -72,7 +72,7 @@ def _conversation(sample: Row) -> tuple[list[dict[str, Any]], list[dict[str, Any
         return [_plain(message) for message in inputs], []
     replies = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     generated = [i for i in replies if messages[i].get("source") == "generate"]
-    if not any("source" in messages[i] for i in replies):  # of older logs: after the input all was generated
+    if not any("source" in messages[i] for i in replies):  # older logs: everything after the input
         generated = [i for i in replies if i >= (len(request) if isinstance(request, list) else 0)]
     if not generated:
         return [_plain(message) for message in messages], []
@@ -81,7 +81,7 @@ def _conversation(sample: Row) -> tuple[list[dict[str, Any]], list[dict[str, Any
 
 
 def _plain(message: Row) -> dict[str, Any]:
-    """A message as chat templates take it."""
+    """A message in the form of chat templates."""
     turn = {"role": message.get("role"), "content": message.get("content") or ""}
     if message.get("tool_calls"):
         calls = objects(message["tool_calls"], "tool_calls")
@@ -96,7 +96,7 @@ def _plain(message: Row) -> dict[str, Any]:
 
 
 def _resolved(value: Any, attachments: Mapping[str, Any]) -> Any:
-    """The value with the texts that stand among the attachments."""
+    """The value with references to attachments replaced by their texts."""
     if isinstance(value, str) and value.startswith(_ATTACHED):
         name = value.removeprefix(_ATTACHED)
         if name not in attachments:
@@ -110,7 +110,7 @@ def _resolved(value: Any, attachments: Mapping[str, Any]) -> Any:
 
 
 def _reward(sample: Row, context: Context) -> float | None:
-    """The value of the only scorer, or of the chosen one."""
+    """The value of the only scorer, or of the one that --choose names."""
     scores = entry(sample.get("scores"), "scores")
     if not scores and "scorer" not in context.choose:
         return None
@@ -123,14 +123,14 @@ def _reward(sample: Row, context: Context) -> float | None:
 
 
 def _value(score: Row) -> Any:
-    """The last edit is the value."""
+    """The value of a score after its edits."""
     edits = objects(score.get("history") or [], "scores.history")
     values = [edit["value"] for edit in edits if edit.get("value", "UNCHANGED") != "UNCHANGED"]
     return values[-1] if values else score.get("value")
 
 
 def _number(value: Any, name: str) -> float | None:
-    """A number, or the letter or word of a verdict."""
+    """A number, or the number of a verdict's letter or word."""
     meaning = _LETTERS.get(value, _WORDS.get(value.lower())) if isinstance(value, str) else None
     if meaning is None and isinstance(value, str) and not isinstance(number_in(value), int | float):
         raise wrong(name, "a number, C, I, P, N, yes or no", value)
@@ -138,7 +138,7 @@ def _number(value: Any, name: str) -> float | None:
 
 
 def scored(row: Row) -> ScoredDocument:
-    """Scores by scorer, or by "SCORER.NAME" of one that gives several."""
+    """The document with its scores by scorer, or by "SCORER.NAME" if a scorer gives several."""
     run = entry(row["eval"], "eval")
     scores: dict[str, float | None] = {}
     for name, score in entry(row.get("scores"), "scores").items():
@@ -147,15 +147,15 @@ def scored(row: Row) -> ScoredDocument:
         scores |= {key: _number(x, f"scores.{key}") for key, x in parts.items()}
     document = _resolved(row["input"], row.get("attachments") or {})
     if not isinstance(document, str):
-        document = [_plain(message) for message in objects(document, "input")]  # their ids are of the log
+        document = [_plain(message) for message in objects(document, "input")]  # ids differ by log
     return ScoredDocument(str(run.get("task") or ""), str(row["id"]), document, document, scores)
 
 
 _MONOLITH = re.compile(r"samples/[^/]+\.json")
 _SHELL = re.compile(r"(samples/.+)/sample\.json")
 _PART = re.compile(r"(samples/.+)/(\d+)\.json")
-_HEADERS = ("header.json", "_journal/start.json")  # the first one is written at the end
-_HEAD = 1 << 16  # bytes of a log of JSON that are looked at
+_HEADERS = ("header.json", "_journal/start.json")  # the first is written when the log ends
+_HEAD = 1 << 16  # bytes of a JSON log that are searched for its keys
 
 
 def is_log(path: Path) -> bool:
@@ -177,7 +177,7 @@ def records(path: Path) -> Iterator[Line]:
         yield line_of(f"{path}:{location}", position, sample)
 
 
-Read = Callable[[], dict[str, Any]]  # of one sample, which may be refused
+Read = Callable[[], dict[str, Any]]  # reads one sample, or refuses it
 
 
 def _document(path: Path) -> Iterator[tuple[str, Read]]:
@@ -190,7 +190,7 @@ def _document(path: Path) -> Iterator[tuple[str, Read]]:
 
 
 def _packed(path: Path) -> Iterator[tuple[str, Read]]:
-    """One member a sample, or several: its messages and attachments in parts."""
+    """The samples of an archive. Each is one member, or several with parts of messages and attachments."""
     with _opened(path) as archive:
         names = frozenset(archive.namelist())
         header = next((name for name in _HEADERS if name in names), None)
@@ -203,7 +203,7 @@ def _packed(path: Path) -> Iterator[tuple[str, Read]]:
                 parts.setdefault(match[1], {})[int(match[2])] = name
 
         def joined(folder: str) -> list[Any]:
-            """A list that stands in several members."""
+            """A list that is split over several members."""
             items: list[Any] = []
             members = parts.get(folder, {})
             for start in sorted(members):
@@ -238,10 +238,10 @@ def _loads(data: bytes, location: str) -> dict[str, Any]:
 
 
 def _unknown(constant: str) -> None:
-    """NaN is what an unscored sample has."""
+    """Read NaN, which an unscored sample has, as None."""
 
 
-_ZSTANDARD = 93  # zip's number of this compression
+_ZSTANDARD = 93  # zip's compression method
 _LOCAL = 30  # bytes of a member's own header before its name and extra field
 
 
@@ -255,7 +255,7 @@ def _opened(path: Path) -> zipfile.ZipFile:
 
 
 def read_member(archive: zipfile.ZipFile, path: Path, name: str) -> bytes:
-    """The content of a member, also by zstd. Raises `Refused` where it is damaged."""
+    """The content of a member, which may be compressed with zstd. Raises `Refused` if it is damaged."""
     info = archive.getinfo(name)
     try:
         if info.compress_type != _ZSTANDARD:
@@ -270,5 +270,5 @@ def read_member(archive: zipfile.ZipFile, path: Path, name: str) -> bytes:
     except (zipfile.BadZipFile, zlib.error, zstandard.ZstdError, NotImplementedError, struct.error) as error:
         raise Refused(f"{path}: {name}: can't be unpacked: {error}") from None
     if zlib.crc32(data) != info.CRC:
-        raise Refused(f"{path}: {name}: damaged: the checksum is another one")
+        raise Refused(f"{path}: {name}: damaged: the checksum differs")
     return data

@@ -1,8 +1,8 @@
-"""Instruction data, with responses, preferences or labels.
+"""Read instruction data with responses, preferences or labels.
 
-ShareGPT's conversations are of `from` and `value`; Alpaca's columns, and other names of a prompt; and data
-sets with OpenRLHF's default columns. (It writes no log, and its preferences are as TRL's.) ms-swift's logged
-completions, and its data sets.
+These are ShareGPT's conversations (`from` and `value`), Alpaca's columns with their variants, data sets with
+OpenRLHF's default columns (it writes no log, and its preferences are like TRL's), and ms-swift's logged
+completions and data sets.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LABELS = ("kto_tag", "desirable", "thumbs", "label")
 
 
 def labeled(row: Row, context: Context) -> float | None:
-    """Whether a response is desirable, for KTO: 1 for true, false is 0; thumbs are 1 and -1, or words. None
-    where it is unknown."""
+    """The reward of a response by its KTO label: 1 if desirable, 0 if not, None if unknown. A label is true
+    or false, or a thumb (1 or -1, or a word)."""
     names = [name for name in LABELS if name in row]
     if len(names) > 1:
         raise Refused(f"label: expected one of the columns {', '.join(LABELS)}, got {', '.join(names)}")
@@ -63,7 +63,7 @@ def _conversation(row: Row) -> list[dict[str, Any]]:
 
 
 def message(value: Any, name: str) -> dict[str, Any]:
-    """A turn as a message; one with `role` and `content` is one already."""
+    """A turn as a message; one with `role` is returned unchanged."""
     turn = entry(value, name)
     if "role" in turn:
         return turn
@@ -95,11 +95,11 @@ def read_sharegpt_preference(row: Row, context: Context) -> list[Item]:
     return pair_after(_conversation(row), sides, row, ("conversations", "system"), "conversations")
 
 
-ENDING = "\n\nThe final answer is {answer}."  # of a solution: the reward looks for the answer there
+ENDING = "\n\nThe final answer is {answer}."  # appended to a solution; the reward looks for the answer there
 
 
 def read_solved(row: Row, context: Context) -> list[Item]:
-    r"""MATH: the solution with a last sentence that has the answer, the content of its last \boxed{…}."""
+    r"""Read MATH: the solution, and a last sentence with its answer, the content of the last \boxed{…}."""
     problem = math_problem(row)
     record = {
         "prompt": problem["prompt"],
@@ -111,18 +111,18 @@ def read_solved(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "solution")]
 
 
-_PROMPTS = ("instruction", "question", "query", "input", "prompt")  # `input` beside an instruction is its end
+_PROMPTS = ("instruction", "question", "query", "input", "prompt")  # `input` may also continue an instruction
 _RESPONSES = ("output", "completion", "response")
 _PAIRS = (("chosen", "rejected"), ("chosen_response", "rejected_response"))
 _PROMPT_COLUMNS = (*_PROMPTS, "system", "system_prompt", "history")
 
 
 def _prompt(row: Row) -> Any:
-    """The prompt: text, or messages where there is a system prompt, or turns before."""
+    """The prompt: text, or messages if there is a system prompt or a history."""
     name = next((name for name in _PROMPTS if row.get(name) is not None), None)
     if name is None:
-        there = ", ".join(name for name in _PROMPTS if name in row) or ", ".join(_PROMPTS)
-        raise Refused(f"{there}: expected text, got {'null' if there in row else 'none'}")
+        names = ", ".join(name for name in _PROMPTS if name in row) or ", ".join(_PROMPTS)
+        raise Refused(f"{names}: expected text, got {'null' if names in row else 'none'}")
     instruction = text(row[name], name)
     if name != "input" and row.get("input"):
         instruction += "\n" + text(row["input"], "input")
@@ -131,7 +131,7 @@ def _prompt(row: Row) -> Any:
 
 
 def _turns(row: Row) -> list[Record]:
-    """The system prompt, and the turns before, as pairs of texts in `history`."""
+    """The system prompt, and the earlier turns, which `history` has as pairs of texts."""
     turns = list[Record]()
     if instructions := row.get("system") or row.get("system_prompt"):
         turns.append(system(text(instructions, "system")))
@@ -149,7 +149,7 @@ UNPAIRED = Columns("prompt", _RESPONSES, judge=labeled, compose=_prompt, dropped
 
 
 def _sides(row: Row) -> tuple[str, str] | None:
-    """The columns of a better and a worse response; None where there are none."""
+    """The columns of the better and the worse response; None without them."""
     return next((names for names in _PAIRS if row.keys() >= set(names)), None)
 
 
@@ -168,7 +168,7 @@ def read_after_messages(row: Row, context: Context) -> list[Item]:
 
 
 def is_preference(row: Row) -> bool:
-    """Agro's own preferences, and TRL's, have `prompt` and nothing that belongs to it."""
+    """Whether a row is a preference of these forms. Agro's and TRL's have a complete `prompt`."""
     names = _sides(row)
     if names is None or row.keys().isdisjoint(_PROMPTS) or isinstance(row[names[0]], list):
         return False
@@ -193,7 +193,7 @@ _RESPONSE_COLUMNS = ("is_reasoning_complete", "finish_reasons", *_VERIFIERS.valu
 
 
 def read_verified(row: Row, context: Context) -> list[Item]:
-    """`messages` repeats one of the generations. A column has a value for each, or is unknown."""
+    """Read generations; columns have a value for each, or are unknown. `messages` repeats one of them."""
     column = _VERIFIERS[context.chosen("verifier", _VERIFIERS, "math_verify")]
     prompt = [user(text(row["problem"], "problem"))]
     items = []
@@ -223,13 +223,13 @@ def is_openrlhf(row: Row) -> bool:
     return columns == {"input", "output"} or (columns == {"input"} and ends_with_assistant(row))
 
 
-_STEP = ("step", "gen_step")  # gen_step: of the Megatron trainer
+_STEP = ("step", "gen_step")  # the Megatron trainer writes gen_step
 _NO_REWARD = (*_STEP, "advantages", "entropy", "advantage")
 COMPLETION = Columns("prompt", "completion", messages=True)
 
 
 def read_completions(row: Row, context: Context) -> list[Item]:
-    """A line has a list a column, all of one length: one value a response."""
+    """Read a line, whose columns are lists of equal length, with one value per response."""
     rewards = [
         name
         for name, values in row.items()
@@ -247,7 +247,7 @@ def read_completions(row: Row, context: Context) -> list[Item]:
 
 
 def read_pair(row: Row, context: Context) -> list[Item]:
-    """The last turn of the assistant against another one, or against another end of the conversation."""
+    """Read a preference: the assistant's last turn, and another one or another end of the conversation."""
     messages = _without_loss(objects(row["messages"], "messages"))
     meta = omit(row, ("messages", "rejected_response", "rejected_messages"))
     chosen = split(messages, meta=meta)
@@ -264,13 +264,13 @@ def read_pair(row: Row, context: Context) -> list[Item]:
 
 
 def _without_loss(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages without what says which of them are learned from."""
+    """Messages without the keys that select what is learned from."""
     return [{k: v for k, v in message.items() if k not in ("loss", "loss_scale")} for message in messages]
 
 
 def read_turns(row: Row, context: Context) -> list[Item]:
-    """A conversation of which some turns are learned from. Those with `loss` false are given: the turns
-    between two of them are a response of their own. One with a `label` (of KTO) is judged."""
+    """Read a conversation of which some turns are learned from. Turns with `loss` false are context, and
+    those between two of them are one response. A KTO `label` becomes the reward."""
     messages = objects(row["messages"], "messages")
     label = row.get("label")
     common: Record = {"role": "expert"} if label is None else {"reward": flag(label, "label")}
@@ -286,7 +286,7 @@ def read_turns(row: Row, context: Context) -> list[Item]:
 
 
 def _learned(messages: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """The first and last message of each run of turns to learn from; (0, the last) where none has `loss`."""
+    """The first and last message of each run of turns to learn from; (0, last) if no `loss` is false."""
     losses = {i: flag(m["loss"], f"messages[{i}].loss") for i, m in enumerate(messages) if "loss" in m}
     if all(losses.values()):
         return [(0, len(messages) - 1)]
@@ -299,7 +299,7 @@ def _learned(messages: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 
 def read_query(row: Row, context: Context) -> list[Item]:
-    """`query` and `response` with the turns before in `history`, or `conversation` of pairs of turns."""
+    """Read `query` and `response` with earlier turns in `history`, or pairs of turns in `conversation`."""
     if "conversation" in row:
         name, turns = "conversation", objects(row["conversation"], "conversation")
         messages = _turns(omit(row, ("history",)))

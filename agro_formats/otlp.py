@@ -1,10 +1,9 @@
-"""OTLP as JSON: traces and logs of OpenTelemetry, with calls of models; and Phoenix's exports of spans.
+"""Read OTLP as JSON, OpenTelemetry's traces and logs with model calls; and Phoenix's exports of spans.
 
-The attributes of calls are of OpenTelemetry's GenAI conventions, which have messages in parts, or of the
-forms before them; or of OpenInference's, which are flat, nested, or columns.
-Fields as in opentelemetry-proto's JSON form: 64-bit integers are text. Spans that aren't of a model's call
-are left out. Evaluations (the event gen_ai.evaluation.result) are those of their span's or response's id,
-wherever in the file they are.
+The attributes of calls follow OpenTelemetry's GenAI conventions, which have messages in parts, or the forms
+before them; or OpenInference's, flat, nested, or as columns. Fields are those of opentelemetry-proto's JSON
+form, with 64-bit integers as text. Spans other than model calls are left out. Evaluations (the event
+gen_ai.evaluation.result) belong to the span or response with their id, wherever in the file they are.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _OLD = ("gen_ai.prompt.", "gen_ai.completion.")
 
 
 def is_genai_call(attributes: Mapping[str, Any]) -> bool:
-    """Whether a span is of a model's call; one of an agent repeats the messages of its calls."""
+    """Whether a span is a model call; an agent's span repeats the messages of its calls."""
     operation = attributes.get("gen_ai.operation.name")
     return operation in OPERATIONS or (operation is None and has_genai_messages(attributes))
 
@@ -46,11 +45,11 @@ def has_genai_messages(attributes: Mapping[str, Any]) -> bool:
 
 
 def read_genai(attributes: Row, scores: Scores, context: Context) -> list[Item]:
-    """The responses of a call. `scores`: of its evaluations, by name."""
+    """The responses of a call. `scores`: the values of its evaluations, by name."""
     if not has_genai_messages(attributes):
         raise Refused(
-            f"{_GENAI_OUTPUT}: missing; the program doesn't record the content of calls unless it is told to "
-            "(OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT)"
+            f"{_GENAI_OUTPUT}: missing; programs record the content of calls only with the variable "
+            "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
         )
     if _GENAI_OUTPUT in attributes:
         prompt = []
@@ -86,13 +85,13 @@ def _items(
 
 
 def _genai_message(message: Mapping[str, Any], name: str) -> list[Message]:
-    """A message of parts, after a message of a tool for each of a tool's responses."""
+    """A message with parts, after a tool message for each tool response in it."""
     parts = objects(message.get("parts"), f"{name}.parts")
     return normalized_message({"role": message.get("role"), "content": parts}, name)
 
 
 def _old(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
-    """Messages one attribute a field, from 0 on."""
+    """Messages with one attribute per field, numbered from 0."""
     named = {name: value for name, value in attributes.items() if name.startswith(_OLD)}
     tree = entry(unflatten(named).get("gen_ai"), "gen_ai")
     sides = list[list[Message]]()
@@ -108,12 +107,12 @@ _KINDS = {"annotations": "annotation", "evaluations": "evaluation"}
 
 
 def is_openinference_call(attributes: Mapping[str, Any]) -> bool:
-    """Whether flat attributes are of a model's call."""
+    """Whether flat attributes are those of a model call."""
     return any(name.startswith((_OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT)) for name in attributes)
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """The attributes of a span, and what else is known of it, with dots in the names."""
+    """The attributes and other columns of a span, with dots in their names."""
     attributes = unpacked(row.get("attributes"))
     columns = {name.removeprefix("attributes."): v for name, v in row.items() if name != "attributes"}
     flat = {**columns, **(attributes if isinstance(attributes, dict) else {})}
@@ -125,7 +124,7 @@ def _flat(row: Row) -> dict[str, Any]:
 
 def read_openinference_span(row: Row, context: Context) -> list[Item]:
     flat = _flat(row)
-    if not is_openinference_call(flat):  # of a chain, a tool, a retriever
+    if not is_openinference_call(flat):  # a chain, a tool, a retriever
         raise SkipRecord("spans that aren't of a model's call")
     return read_openinference(flat, {}, context)
 
@@ -135,7 +134,7 @@ def fits_openinference(row: Row) -> bool:
 
 
 def read_openinference(attributes: Row, scores: Scores, context: Context) -> list[Item]:
-    """The responses of a call. `scores`: of evaluations that aren't among the attributes, by name."""
+    """The responses of a call. `scores`: values of evaluations outside the attributes, by name."""
     tree = unflatten({name: unpacked(value) for name, value in attributes.items()})
     llm = entry(tree.get("llm"), "llm")
     prompt, replies = (
@@ -170,7 +169,7 @@ def _openinference_message(value: Mapping[str, Any], name: str) -> Message:
 
 
 def _annotated(tree: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Scores of annotations and evaluations by name; the label of one without."""
+    """The scores of annotations and evaluations by name, or the label of one without a score."""
     scores: dict[str, list[Any]] = {}
     for plural, singular in _KINDS.items():
         for item in listed(tree.get(plural), plural):
@@ -190,14 +189,14 @@ _LOGS = ("resourceLogs", "scopeLogs", "logRecords")
 
 @dataclass
 class _EventIndex:
-    """What the events of a file say of its spans."""
+    """The events of a file that concern its spans."""
 
     scores: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
-    """Values by name of the evaluation, by the id of a span or of a response."""
-    detailed: set[str] = field(default_factory=set)  # spans whose content is in a log record
+    """Values by span or response id, and by evaluation name."""
+    detailed: set[str] = field(default_factory=set)  # ids of spans whose content is in a log record
 
     def add(self, row: Row) -> None:
-        """Add the events of a line's spans and log records, but those that `_call` reports as wrong."""
+        """Add the events of a line's spans and log records, except those that `_call` refuses."""
         for record, is_log in _spans_and_logs(row):
             with suppress(*RECORD_ERRORS):
                 for name, attributes in _events(record, is_log):
@@ -221,10 +220,10 @@ def is_export(path: Path) -> bool:
 
 
 def records(path: Path) -> Iterator[Line]:
-    """A record a span: attributes and scores. The file is read twice, since scores may come later."""
+    """One record per span: attributes and scores. Reads the file twice, since scores may come later."""
     events, number = _EventIndex(), 0
     for line in read_records(path):
-        with suppress(*RECORD_ERRORS):  # which the second reading reports
+        with suppress(*RECORD_ERRORS):  # the second reading reports them
             events.add(line.value)
     for line in read_records(path):
         for each in _lines(line, events):
@@ -233,11 +232,11 @@ def records(path: Path) -> Iterator[Line]:
 
 
 def _lines(line: Line, events: _EventIndex) -> Iterator[Line]:
-    """The calls of a line, and what of it can't be read: one may be refused, the others aren't then."""
+    """The calls of a line. One that can't be read is refused alone."""
     try:
         for record, is_log in () if line.error else _spans_and_logs(line.value):
-            where = f"{line.where}, span {_id(record)}" if _id(record) else line.where
-            each = line_of(where, 0, partial(_call, record, is_log, events))
+            location = f"{line.where}, span {_id(record)}" if _id(record) else line.where
+            each = line_of(location, 0, partial(_call, record, is_log, events))
             if each.value or each.error:
                 yield each
     except RECORD_ERRORS as error:
@@ -265,14 +264,14 @@ def _responses(row: Row, context: Context) -> list[Item]:
 
 
 def _call(record: Row, is_log: bool, events: _EventIndex) -> dict[str, Any]:
-    """What a span, or a log record, says of a call; nothing where it is of none."""
+    """The call in a span or log record; empty if there is none."""
     details = next((inner for name, inner in _events(record, is_log) if name == _DETAILS), None)
     if is_log:
         attributes, is_call = details or {}, True
     else:
         attributes = _attributes(record.get("attributes"), "attributes") | (details or {})
         is_call = is_openinference_call(attributes) or is_genai_call(attributes)
-    # The content of a span may be in a log record, which is a call as well.
+    # If a log record has the span's content, the record is the call.
     is_elsewhere = _id(record) in events.detailed and not has_genai_messages(attributes)
     if details is None and (is_log or is_elsewhere):
         return {}
@@ -285,7 +284,7 @@ def _call(record: Row, is_log: bool, events: _EventIndex) -> dict[str, Any]:
 
 
 def _events(record: Row, is_log: bool) -> list[tuple[str, dict[str, Any]]]:
-    """Names and attributes of a span's events; a log record is one."""
+    """The names and attributes of a span's events; a log record is one event."""
     if is_log:
         attributes = _attributes(record.get("attributes"), "logRecords.attributes")
         return [(str(record.get("eventName") or attributes.get("event.name")), attributes)]
@@ -301,7 +300,7 @@ def _id(record: Row) -> str:
 
 
 def _spans_and_logs(row: Row) -> Iterator[tuple[dict[str, Any], bool]]:
-    """The spans, and the log records, of a line, and whether each is one of these."""
+    """The spans and log records of a line, each with whether it is a log record."""
     for resources, scopes, names in (_SPANS, _LOGS):
         for resource in listed(row.get(resources), resources):
             for scope in listed(resource.get(scopes), scopes):
@@ -316,7 +315,7 @@ def _attributes(value: Any, name: str) -> dict[str, Any]:
 
 
 def _value(value: Row, name: str) -> Any:
-    """A value, named by its type. Raises `Refused` for other types."""
+    """The value in an object whose key is its type. Raises `Refused` for unknown types."""
     for kind, inner in value.items():
         match kind:
             case "stringValue" | "doubleValue" | "boolValue" | "bytesValue":
@@ -332,7 +331,7 @@ def _value(value: Row, name: str) -> Any:
 
 
 def unflatten(value: Any) -> Any:
-    """Attributes with dots in their names as objects; those with numbers as lists."""
+    """Nest attributes with dots in their names as objects, and as lists if the parts are numbers."""
     if isinstance(value, list):
         return [unflatten(item) for item in value]
     if not isinstance(value, Mapping):
@@ -350,7 +349,7 @@ def unflatten(value: Any) -> Any:
 
 
 def _numbered(value: Any) -> Any:
-    """An object whose names are numbers as a list, in their order."""
+    """An object whose keys are numbers as a list, in their order."""
     if not isinstance(value, dict):
         return value
     inner = {name: _numbered(item) for name, item in value.items()}

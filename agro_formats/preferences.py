@@ -1,9 +1,9 @@
-"""Published sets of judged responses: dialogues (HH-RLHF, HelpSteer), Chatbot Arena's conversations of two
-models and which one its user prefers; UltraFeedback, four rated responses an instruction and pairs made of
-them; OpenAssistant, trees of messages and the table of their messages; and sets that are a declaration of
-their columns: ranked responses, and two with the better one's name, or with votes.
+"""Read published sets of judged responses: dialogues (HH-RLHF, HelpSteer); Chatbot Arena's conversations with
+two models and the preferred one; UltraFeedback, four rated responses per instruction, and pairs made of them;
+OpenAssistant's trees of messages, and their table; ranked responses (Nectar); and the sets whose columns are
+declared in `preferences.toml`, with scores, with votes, or with the name of the better response.
 
-A place in a declaration is a path as in `--map`: the name of a column, or a JMESPath expression.
+Paths in a declaration are as in `--map`: the name of a column, or a JMESPath expression.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from agro.logs.values import integer, listed, number, one_of, plain, total, wron
 
 
 def read_nectar(row: Row, context: Context) -> list[Item]:
-    """Ranked responses, of which the one with the lowest rank is the best. `--reward rank=-1` makes it a
-    reward."""
-    *prompt, last = _dialogue(text(row["prompt"], "prompt"), "prompt")
-    if last["content"]:
+    """Read ranked responses; the lowest rank is the best. `--reward rank=-1` makes the rank a reward."""
+    *prompt, final_turn = _dialogue(text(row["prompt"], "prompt"), "prompt")
+    if final_turn["content"]:
         raise Refused(f"prompt: expected '\\n\\nAssistant:' at its end, got {row['prompt'][-80:]!r}")
     meta = omit(row, ("prompt", "answers"))
     records = dict[str, Record]()
@@ -51,20 +50,20 @@ def read_nectar(row: Row, context: Context) -> list[Item]:
 
 @dataclass(frozen=True)
 class PairColumns:
-    """Two responses, and which one is better. `{}` in a path stands for the name of a side."""
+    """The columns of two responses, and of which is better. `{}` in a path stands for the name of a side."""
 
     prompt: str
     response: str
     sides: tuple[str, str] = ("0", "1")
     better: Mapping[str, str] = field(default_factory=dict)
-    """By preference the column that says which side is better; --choose preference takes one of several."""
-    values: tuple[int, int] = (0, 1)  # of such a column, for the sides
-    score: str = ""  # without `better`: the side with the higher one is better
+    """The columns that name the better side, by preference; --choose preference selects one of several."""
+    values: tuple[int, int] = (0, 1)  # the values of such a column for the two sides
+    score: str = ""  # without `better`, the side with the higher score is better
     votes: str = ""
     model: str = ""
-    meta: Mapping[str, str] = field(default_factory=dict)  # by names in `meta`; with `{}` of a side
-    compose: Callable[[Row], Any] | None = None  # the prompt, where it isn't what is at `prompt`
-    columns: tuple[str, ...] = ()  # that records have besides
+    meta: Mapping[str, str] = field(default_factory=dict)  # paths by their names in `meta`
+    compose: Callable[[Row], Any] | None = None  # makes the prompt from several columns
+    columns: tuple[str, ...] = ()  # further columns that every record has
 
     def fits(self, row: Row) -> bool:
         """Whether a record has these columns."""
@@ -83,8 +82,8 @@ class PairColumns:
         return [Item(tuple(records), names, self._judgments(row, context))]
 
     def _judgments(self, row: Row, context: Context) -> tuple[Judgment, ...]:
-        """Which side is better; equal votes, or without votes equal scores, are a tie. A score below 0 is no
-        number of votes."""
+        """The judgment of a record; equal votes, or without votes equal scores, are a tie. Votes below 0 are
+        unknown."""
         paths = self._both(self.votes or self.score)
         a, b = (number(at(row, path), path, is_text=context.is_text) for path in paths)
         if self.votes and min(a or 0, b or 0) < 0:
@@ -106,7 +105,7 @@ class PairColumns:
         return (Judgment(winner, 1 - winner, (won, lost) if self.votes else (None, None)),)
 
     def _winner(self, row: Row, context: Context) -> int | None:
-        """The side that the column of `better` names; None where it is unknown."""
+        """The side that the column of `better` names; None if it is unknown."""
         column = self.better[context.chosen("preference", (n for n, c in self.better.items() if c in row))]
         if is_unknown(row[column]):
             return None
@@ -122,18 +121,18 @@ class PairColumns:
 
 
 def rank_judgments(ranks: Sequence[float | None]) -> tuple[Judgment, ...]:
-    """Of every two responses with a rank the one with the lower rank is better; equal ranks are a tie."""
-    known = [(i, rank) for i, rank in enumerate(ranks) if rank is not None]
+    """Judge every two responses with a rank: the lower rank is better, and equal ranks are a tie."""
+    ranked = [(i, rank) for i, rank in enumerate(ranks) if rank is not None]
     return tuple(
         Judgment(i, j, TIE) if a == b else Judgment(i, j) if a < b else Judgment(j, i)
-        for (i, a), (j, b) in combinations(known, 2)
+        for (i, a), (j, b) in combinations(ranked, 2)
     )
 
 
 def tally(judgments: Iterable[Judgment]) -> tuple[Judgment, ...]:
-    """The judgments of several annotators as one of every two responses, with the votes for both.
+    """Combine the judgments of several annotators into one per pair of responses, with the votes for each.
 
-    A tie is half a vote for each.
+    A tie is half a vote for each response.
     """
     votes: dict[tuple[int, int], list[float]] = {}
     for judgment in judgments:
@@ -151,10 +150,10 @@ _BINARIZED = ("prompt", "prompt_id", "chosen", "rejected", "messages", "score_ch
 
 
 def read_ultrafeedback(row: Row, context: Context) -> list[Item]:
-    """The models were asked with different system prompts: responses with the same one are a group.
+    """Read the responses to an instruction. System prompts differ; responses with the same one are a group.
 
-    The prompt is the instruction after `custom_system_prompt`, with which the responses were made, but those
-    of wizardlm-7b (OpenBMB/UltraFeedback e662fd2, src/comparison_data_generation/main.py).
+    The prompt is the instruction after `custom_system_prompt`, which all models saw except wizardlm-7b
+    (OpenBMB/UltraFeedback e662fd2, src/comparison_data_generation/main.py).
     """
     instruction = text(row["instruction"], "instruction")
     models, meta = row["models"], omit(row, _FEEDBACK)
@@ -178,7 +177,7 @@ def read_ultrafeedback(row: Row, context: Context) -> list[Item]:
 
 
 def _reward(completion: Row, name: str, context: Context) -> float | None:
-    """The rating of the chosen aspect, or the mean of all, which is unknown where one of them is."""
+    """The rating of the chosen aspect, or the mean over all, which is unknown if one of them is."""
     annotations = entry(completion.get("annotations"), f"{name}.annotations")
     aspect = context.chosen("aspect", (*annotations, "mean"))
     ratings = []
@@ -186,12 +185,12 @@ def _reward(completion: Row, name: str, context: Context) -> float | None:
         location = f"{name}.annotations.{each}"
         rating = entry(annotations[each], location).get("Rating")
         ratings.append(number(rating, f"{location}.Rating", is_text=True))
-    known = [x for x in ratings if x is not None]
-    return sum(known) / len(known) if known and len(known) == len(ratings) else None
+    finite = [x for x in ratings if x is not None]
+    return sum(finite) / len(finite) if finite and len(finite) == len(ratings) else None
 
 
 def read_binarized(row: Row, context: Context) -> list[Item]:
-    """`chosen` and `rejected` are complete conversations; `prompt` and `messages` mostly repeat the chosen
+    """Read `chosen` and `rejected`, complete conversations; `prompt` and `messages` mostly repeat the chosen
     one."""
     chosen, rejected = objects(row["chosen"], "chosen"), objects(row["rejected"], "rejected")
     prompt = chosen[:-1]
@@ -216,17 +215,17 @@ _LABELS = (
 
 
 def read_tree(row: Row, context: Context) -> list[Item]:
-    """The replies of each message of a prompter are one item. The one with the lowest rank is the best."""
+    """Read a tree. The replies to each message of a prompter are one item; the lowest rank is the best."""
     if "prompt" in row:
         root, name, common = row["prompt"], "prompt", omit(row, ("prompt",))
     elif "replies" in row:
         root, name, common = row, "message", dict[str, Any]()
     else:
         raise Refused(
-            "a message without its tree; expected a file whose first record is one as well, or trees"
+            "a message without its tree; expected a file whose first record is a message too, or trees"
         )
     items = []
-    todo: list[tuple[list[dict[str, Any]], Any, str]] = [([], root, name)]  # after the turns before it
+    todo: list[tuple[list[dict[str, Any]], Any, str]] = [([], root, name)]  # turns before, message, location
     while todo:
         history, message, location = todo.pop()
         role = one_of(entry(message, location).get("role"), _ROLES, f"{location}.role")
@@ -234,10 +233,10 @@ def read_tree(row: Row, context: Context) -> list[Item]:
         replies = {
             f"{location}.replies[{i}]": m for i, m in enumerate(listed(message.get("replies"), location))
         }
-        responses = {at: reply for at, reply in replies.items() if reply.get("role") == "assistant"}
+        responses = {path: reply for path, reply in replies.items() if reply.get("role") == "assistant"}
         if responses:
-            records = [_replied(turns, reply, at, common, context) for at, reply in responses.items()]
-            ranks = [number(reply.get("rank"), f"{at}.rank") for at, reply in responses.items()]
+            records = [_replied(turns, reply, path, common, context) for path, reply in responses.items()]
+            ranks = [number(reply.get("rank"), f"{path}.rank") for path, reply in responses.items()]
             items.append(Item(tuple(records), tuple(responses), rank_judgments(ranks)))
         todo += [(turns, reply, location) for location, reply in reversed(replies.items())]
     if not items:
@@ -248,7 +247,7 @@ def read_tree(row: Row, context: Context) -> list[Item]:
 def _replied(
     prompt: list[dict[str, Any]], message: Row, name: str, common: dict[str, Any], context: Context
 ) -> dict[str, Any]:
-    """A reply, with the mean of what people said by label. In `datasets` names and values are lists."""
+    """A reply with the mean of each label that people gave; `datasets` has lists of names and values."""
     labels = entry(message.get("labels"), f"{name}.labels")
     if isinstance(labels.get("name"), list):
         labels = dict(zip(labels["name"], labels.get("value", ()), strict=True))
@@ -266,7 +265,7 @@ def _replied(
 
 
 def trees(lines: Iterator[Line]) -> Iterator[Line]:
-    """The trees of a table. A tree's messages are one after the other, each below the one that it answers."""
+    """The trees of a table, whose messages are consecutive and follow the messages that they answer."""
     tree: Line | None = None
     above: dict[str, dict[str, Any]] = {}
     wrong: list[Line] = []
@@ -301,7 +300,7 @@ def is_hh(row: Row) -> bool:
 
 
 def read_hh(row: Row, context: Context) -> list[Item]:
-    """Complete dialogues; or only the last turns, where the dialogue before them is in `prompt`."""
+    """Read complete dialogues, or last turns alone if the dialogue before them is in `prompt`."""
     prefix = row.get("prompt") or ""
     chosen, rejected = (_dialogue(prefix + text(row[n], n), n) for n in ("chosen", "rejected"))
     if rejected[:-1] != chosen[:-1]:
@@ -332,8 +331,8 @@ def _dialogue(transcript: str, name: str) -> list[dict[str, Any]]:
 
 def _attributes(row: Row, context: Context) -> float | None:
     names = [name for name in _ATTRIBUTES if name in row]
-    asked = [name for name in names if name in (context.rewards or names)]
-    scores = {name: number(row[name], name, is_text=context.is_text) for name in asked}
+    requested = [name for name in names if name in (context.rewards or names)]
+    scores = {name: number(row[name], name, is_text=context.is_text) for name in requested}
     return total({**row, **scores}, names, context.rewards)
 
 
@@ -341,10 +340,10 @@ HELPSTEER = Columns("prompt", "response", judge=_attributes)
 
 
 def read_helpsteer(row: Row, context: Context) -> list[Item]:
-    """The preference is of -3 (the first response is much better) to 3 (the second is); 0 is a tie.
+    """Read preferences from -3 (the first response is much better) to 3 (the second is); 0 is a tie.
 
-    Votes are how many annotators prefer each, where they are there; no difference counts half for each. They
-    are equal where the preference of all is 0, also where more of them prefer one.
+    Votes are the numbers of annotators who prefer each response, if known; no difference is half a vote for
+    each. If the overall preference is 0 the votes are equal, even if more annotators prefer one.
     """
     strength = "overall_preference" if "overall_preference" in row else "preference_strength"
     preference = integer(row[strength], strength)
@@ -408,15 +407,15 @@ def _list(value: Any, name: str) -> list[str]:
     if isinstance(turns, str):
         return [turns]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-        raise wrong(name, "a list of texts, one a turn", value)
+        raise wrong(name, "a list of texts, one per turn", value)
     return turns
 
 
 def _judged(
     sides: list[list[dict[str, Any]]], winner: str, meta: dict[str, Any], row: Row, context: Context
 ) -> list[Item]:
-    """A pair; of a tie with one vote for each. Where both are bad there is none: --choose both_bad=zero gives
-    both the reward 0."""
+    """A pair; a tie has one vote for each. If both are bad there is no pair, and with --choose both_bad=zero
+    both have the reward 0."""
     prompts = [until_reply(turns) for turns in sides]
     if not prompts[0] or prompts[0] != prompts[1]:
         raise Refused("conversation_b: expected the messages before the first response of conversation_a")
@@ -436,7 +435,7 @@ def _judged(
 
 
 def _post(row: Row) -> str:
-    """What is to be summarized, as the set's own policies were asked: a post of Reddit, or an article."""
+    """The prompt that the set's own policies got: a Reddit post or an article to summarize."""
     info = entry(row.get("info"), "info")
     if info.get("article") is not None:
         return f"Article:\n{text(info['article'], 'info.article')}\n\nTL;DR:\n"

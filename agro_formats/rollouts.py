@@ -1,5 +1,5 @@
-"""Dumps of rollouts and batches: NeMo-RL, AReaL, SkyRL and slime; stored experience of Trinity-RFT (JSON
-Lines, SQLite) and tinker-cookbook (captures, evaluations)."""
+"""Read dumps of rollouts and batches (NeMo-RL, AReaL, SkyRL, slime), and stored experience of Trinity-RFT
+(JSON Lines, SQLite) and tinker-cookbook (captures, evaluations)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STEP = re.compile(r"data_step(\d+)")
 
 
 def _single(row: Row) -> dict[str, Any]:
-    """The row with its values themselves, which may be lists of one: each row is a batch of one."""
+    """The row with its lists of one value unpacked, since each row is a batch of one."""
     single = dict(row)
     for name, value in row.items():
         item = value[0] if isinstance(value, list) and len(value) == 1 else None
@@ -48,9 +48,9 @@ def _single(row: Row) -> dict[str, Any]:
 
 
 def read_nemo_train(row: Row, context: Context) -> list[Item]:
-    """Values per token are of the padded row. A log-prob is 0 where nothing was sampled.
+    """Read a training row. Values per token include padding; log-probs of tokens that weren't sampled are 0.
 
-    The messages' texts are without roles: the last one is the response only where all after the prompt was
+    The messages' texts have no roles. The last one is the response only if everything after the prompt was
     sampled.
     """
     row = _single(row)
@@ -70,8 +70,8 @@ def read_nemo_train(row: Row, context: Context) -> list[Item]:
         prompt, response = (context.tokenizer.decode(part) for part in (ids[:start], ids[start:end]))
     else:
         raise Refused(
-            "content: which texts were sampled isn't said, and more than one turn was, or something stands "
-            "after it; name the model whose tokenizer made token_ids (--tokenizer MODEL)"
+            "content: expected one sampled turn at the end, got several, or more text after it; name the "
+            "model whose tokenizer made token_ids (--tokenizer MODEL)"
         )
     record: Record = {
         "prompt": prompt,
@@ -94,22 +94,22 @@ def _step(context: Context) -> dict[str, int]:
 
 
 def read_nemo_validation(row: Row, context: Context) -> list[Item]:
-    """Messages, those of the environment after the last turn included; these go into `meta`."""
+    """Read messages; those of the environment after the last turn go into `meta`."""
     row = _single(row)
     messages = objects(row["content"], "content")
     turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns:
         raise Refused("content: expected messages with one of the assistant")
     meta = omit(row, ("content", "rewards")) | _step(context)
-    if after := messages[turns[-1] + 1 :]:
-        meta["after"] = after
+    if observed := messages[turns[-1] + 1 :]:
+        meta["after"] = observed
     reward = number(row["rewards"], "rewards")
     record = split(messages[: turns[-1] + 1], messages[: turns[0]], meta, reward=reward)
     return [Item.of(record, "content")]
 
 
 def nemo_identity(row: Row) -> str:
-    """Each validation asks the same prompts: the same responses stand in the files of several steps."""
+    """Each validation repeats the prompts, so that the files of several steps have equal responses."""
     row = _single(row)
     return digest(row["content"], row["rewards"])
 
@@ -119,8 +119,8 @@ ROLLOUT = Columns("prompt", "completion", reward="reward", dropped=("task_id", *
 
 
 def read_areal(row: Row, context: Context) -> list[Item]:
-    """Texts are those of the tokens, special ones included. The prompt is all but the last tokens, as many as
-    were sampled: wrong where tools answered in between, which the file doesn't say."""
+    """Read a rollout, whose texts include special tokens. The prompt is everything before the last tokens, as
+    many as were sampled: that is wrong if tools answered in between, which the file doesn't say."""
     head, tail = (integer(row[name], name) for name in _VERSIONS)
     if head > tail:
         raise wrong("head_version", f"at most tail_version, {tail}", head)
@@ -132,7 +132,7 @@ def read_areal(row: Row, context: Context) -> list[Item]:
     record["meta"] |= {"task_id": task, "special_tokens": "in the text"}
     if head == tail:
         record["version"] = head
-    else:  # the weights changed while it was sampled
+    else:  # the weights changed during sampling
         record["meta"] |= {"head_version": head, "tail_version": tail}
     return [Item.of(record, "completion")]
 
@@ -141,14 +141,14 @@ EVALUATION = Columns("input_prompt", "output_response", dropped=("score",))
 
 
 def read_skyrl(row: Row, context: Context) -> list[Item]:
-    """Texts are those of the tokens, special ones included. `score` is of the response, or of each token:
-    then the reward is their sum, unknown where one of them is, or there are none."""
+    """Read an evaluation, whose texts include special tokens. `score` is that of the response, or a list of
+    token scores: then the reward is their sum, unknown if one of them is or there are none."""
     record, score = EVALUATION.record(row, context), row["score"]
     record["meta"] |= {"special_tokens": "in the text", "evaluation": context.path.parent.name}
     if isinstance(score, list):
         parts = record["meta"]["token_scores"] = numbers(score, "score", len(score))
-        known = [x for x in parts if x is not None]
-        record["reward"] = sum(known) if known and len(known) == len(parts) else None
+        finite = [x for x in parts if x is not None]
+        record["reward"] = sum(finite) if finite and len(finite) == len(parts) else None
     else:
         record["reward"] = number(score, "score")
     spec = entry(entry(row.get("env_extras"), "env_extras").get("reward_spec"), "env_extras.reward_spec")
@@ -158,7 +158,7 @@ def read_skyrl(row: Row, context: Context) -> list[Item]:
 
 
 def skyrl_identity(row: Row) -> str:
-    """Each evaluation asks the same prompts: the same responses stand in the folders of several steps."""
+    """Each evaluation repeats the prompts, so that the folders of several steps have equal responses."""
     return digest(row["input_prompt"], row["output_response"], row["score"], row.get("env_class"))
 
 
@@ -171,7 +171,7 @@ def is_pickle(path: Path) -> bool:
 
 def refuse_pickle(path: Path) -> Iterator[Line]:
     raise Refused(
-        f"{path}: a pickle can run any program when it is read, and isn't read; SkyRL's evaluations are in "
+        f"{path}: reading a pickle can run any program, so it isn't read; SkyRL's evaluations are in "
         "dumped_evals/*/*.jsonl, and its training batches in no other form"
     )
 
@@ -180,14 +180,14 @@ _SLIME_COLUMNS = (
     *("prompt", "response", "tokens", "response_length", "reward", "loss_mask", "rollout_log_probs", "label"),
     *("weight_versions", "status"),
 )
-# Of these only the names are kept.
+# Only the names of these columns are stored.
 _LARGE = ("rollout_routed_experts", "multimodal_inputs", "multimodal_train_inputs")
 _FAILED = ("aborted", "failed", "pending")
 
 
 def slime_records(path: Path) -> Iterator[Line]:
-    """The samples of a dump. One that isn't numbers, texts, lists and tensors alone is refused: it could run
-    a program."""
+    """The samples of a dump. A dump with anything but numbers, texts, lists and tensors is refused, since it
+    could run a program."""
     import torch
 
     try:
@@ -211,7 +211,7 @@ def is_slime(path: Path) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Lists instead of tensors and tuples, as JSON has them."""
+    """The value with lists in place of tensors and tuples, as in JSON."""
     if isinstance(value, Mapping):
         return {str(name): _plain(x) for name, x in value.items()}
     if isinstance(value, list | tuple):
@@ -222,8 +222,8 @@ def _plain(value: Any) -> Any:
 
 
 def read_slime(row: Row, context: Context) -> list[Item]:
-    """`loss_mask` and log-probs are of the response's tokens, the last `response_length` ones. Samples with
-    the same `rollout_id` are pieces of one rollout."""
+    """Read a sample. `loss_mask` and log-probs belong to the response's tokens, the last `response_length`
+    ones. Samples with the same `rollout_id` are parts of one rollout."""
     prompt, response, status = row["prompt"], text(row["response"], "response"), row.get("status")
     meta = omit(row, (*_SLIME_COLUMNS, *_LARGE)) | {"status": status, "finish": status}
     if large := [name for name in _LARGE if row.get(name) is not None]:
@@ -252,7 +252,7 @@ def read_slime(row: Row, context: Context) -> list[Item]:
 
 
 def _reward(row: Row, context: Context) -> float | None:
-    """The reward; of several by name the one of --choose reward=NAME, or the sum of those of --reward."""
+    """The reward; among several, that of --choose reward=NAME, or the sum of those that --reward names."""
     value = row.get("reward")
     if not isinstance(value, dict):
         return number(value, "reward")
@@ -265,12 +265,12 @@ def _reward(row: Row, context: Context) -> float | None:
 _TEXTS = ("prompt_text", "response_text", "messages", "chosen_messages", "rejected_messages")
 _TENSORS = ("tokens", "logprobs", "token_level_reward", "action_mask")
 _TRINITY_COLUMNS = (*_TEXTS, *_TENSORS, "reward", "prompt_length", "routed_experts", "chosen", "rejected")
-_HEAD = struct.Struct("<4sBQQ")  # magic, version, lengths of metadata and of tensors
+_HEAD = struct.Struct("<4sBQQ")  # magic, version, lengths of metadata and tensors
 
 
 def _experience(row: Row, context: Context, name: str) -> Item:
-    """Experiences of one `eid.run` are pieces of one episode, those of a task in a batch are a group. (A
-    later step of an episode has another prompt, so another group.)"""
+    """Read an experience. Those of one `eid.run` are parts of one episode; those of one task in a batch are a
+    group. (A later step of an episode has another prompt, and hence another group.)"""
     status = row.get("truncate_status")
     if status == "prompt_truncated":
         raise Refused("truncate_status: the prompt was cut off, and Trinity learns nothing from the response")
@@ -284,7 +284,7 @@ def _experience(row: Row, context: Context, name: str) -> Item:
     if version is not None:
         fields["version"] = integer(version, "info.model_version")
     if row.get("chosen_messages") is not None:
-        # Both have the prompt inside.
+        # Both begin with the prompt.
         chosen, rejected = (objects(row[n], n) for n in ("chosen_messages", "rejected_messages"))
         prompt = common_start(chosen, rejected)
         if not prompt:
@@ -314,7 +314,7 @@ def _texts(row: Row, context: Context, meta: Record) -> Record:
         return split(messages, until_reply(messages), meta)
     if row.get("tokens") is None or context.tokenizer is None:
         raise Refused(
-            "prompt_text, messages: expected the texts of one; where there are only tokens, --tokenizer"
+            "prompt_text, messages: expected one of these; for tokens alone name the model, --tokenizer MODEL"
         )
     ids, n = integers(row["tokens"], "tokens"), integer(row["prompt_length"], "prompt_length")
     prompt, response = (context.tokenizer.decode(part) for part in (ids[:n], ids[n:]))
@@ -322,7 +322,7 @@ def _texts(row: Row, context: Context, meta: Record) -> Record:
 
 
 def _tokens(row: Row) -> dict[str, Any]:
-    """Log-probs, rewards and the mask are of the tokens after the prompt."""
+    """The tokens, with mask, log-probs and rewards, which the row has for the tokens after the prompt."""
     ids, begin = integers(row["tokens"], "tokens"), integer(row["prompt_length"], "prompt_length")
     n = len(ids) - begin
     if begin < 1 or n < 1:
@@ -335,7 +335,7 @@ def _tokens(row: Row) -> dict[str, Any]:
 
 
 def read_stored(row: Row, context: Context) -> list[Item]:
-    """A row of a table: its columns are newer than what is inside the experiences."""
+    """Read a row of a table, whose columns are newer than its experiences."""
     newer = {name: row[name] for name in ("table", "id", "consumed", "task_id", "run_id") if name in row}
     if row.get("reward") is not None:
         newer["reward"] = row["reward"]
@@ -346,7 +346,7 @@ def read_stored(row: Row, context: Context) -> list[Item]:
 
 
 def tables(path: Path) -> dict[str, str]:
-    """The query of each table of experiences: the bytes are beside the columns, or in NAME_blob."""
+    """The query for each table of experiences, whose bytes are in the same table or in NAME_blob."""
     queries = {}
     tables = record_files.columns(path)
     for name, columns in tables.items():
@@ -372,7 +372,7 @@ def trinity_records(path: Path) -> Iterator[Line]:
 
 
 class _Plain(pickle.Unpickler):
-    """Reads numbers, texts, lists and objects, and no class or function that a pickle names."""
+    """Unpickles numbers, texts, lists and objects, but no class or function."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module}.{name}")
@@ -385,8 +385,8 @@ def _unpacked(blob: Any) -> list[dict[str, Any]]:
 
     if not isinstance(blob, bytes) or len(blob) < _HEAD.size or blob[:4] != b"TRXP":
         raise Refused(
-            "experience_bytes: expected Trinity's form TRXP, got another one; the older one is a pickle, "
-            "which can run any program when it is read, and isn't read"
+            "experience_bytes: expected Trinity's form TRXP, got another one; the older form is a pickle, "
+            "which isn't read because reading it can run any program"
         )
     _, version, n, m = _HEAD.unpack_from(blob)
     if version != 1 or len(blob) != _HEAD.size + n + m:
@@ -400,12 +400,12 @@ def _unpacked(blob: Any) -> list[dict[str, Any]]:
     except (pickle.UnpicklingError, EOFError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"experience_bytes: can't be read without running what is inside: {error}") from None
     items = objects(listed, "items")
-    found = [{name: value for name, value in item.items() if value not in (None, [], {})} for item in items]
+    filled = [{name: value for name, value in item.items() if value not in (None, [], {})} for item in items]
     for name, value in values.items():
         i, _, tensor = name.partition(":")
-        if i.isdigit() and int(i) < len(found):
-            found[int(i)][tensor] = value
-    return found
+        if i.isdigit() and int(i) < len(filled):
+            filled[int(i)][tensor] = value
+    return filled
 
 
 _SAMPLE_KEY = ("sampling_session_id", "seq_id", "sample_idx")
@@ -413,7 +413,7 @@ _JSON = ("prompt_tokens", "sampled_tokens", "logprobs", "metadata")
 
 
 def read_captured(row: Row, context: Context) -> list[Item]:
-    """Token ids without text and rewards: the texts are those of --tokenizer."""
+    """Read token ids without text and rewards; --tokenizer decodes the texts."""
     prompt, sampled = (integers(row[name], name) for name in ("prompt_tokens", "sampled_tokens"))
     if not sampled:
         raise Refused("sampled_tokens: expected at least one token, got none")
@@ -442,7 +442,7 @@ def read_captured(row: Row, context: Context) -> list[Item]:
 
 
 def sent_once(row: Row) -> str:
-    """A sample that was sent again has the same key, where it has one."""
+    """The key of a sample, which is the same if it was sent again; without a key its content."""
     keys = [row.get(name) for name in _SAMPLE_KEY]
     return digest(dict(row)) if None in keys else digest(keys)
 
@@ -461,8 +461,8 @@ def tinker_records(path: Path) -> Iterator[Line]:
 
 
 def read_trajectory(row: Row, context: Context) -> list[Item]:
-    """Turns of an evaluation. What a grader said isn't a turn of the conversation, and what an environment
-    said is one of the user."""
+    """Read the turns of an evaluation. A grader's turns aren't part of the conversation, and an environment's
+    turns are the user's."""
     turns = objects(row["turns"], "turns")
     dialogue = [turn for turn in turns if turn.get("role") != "grader"]
     while dialogue and dialogue[-1].get("role") != "assistant":

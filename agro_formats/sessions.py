@@ -1,8 +1,8 @@
-"""Sessions of coding agents (Claude Code's and Codex's JSON Lines), and trajectories of SWE-agent and
+"""Read sessions of coding agents (Claude Code's and Codex's JSON Lines), and trajectories of SWE-agent and
 mini-swe-agent.
 
-Where a history is rewritten, by a rewind or a summary, and for an agent that is delegated to, another
-response begins. None has a reward. Claude Code's files lack the system prompt and the tools.
+A new response begins if a rewind or a summary rewrites the history, and for each subagent. None has a reward.
+Claude Code's files lack the system prompt and the tools.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agro.types.conversation import normalized_message
 
 
 def gather(lines: Iterator[Line]) -> Iterator[Line]:
-    """One record: all events of a file. The last line may be cut off; without another one it is refused."""
+    """One record of all events of a file. A broken line is refused alone if it is the last, else the file."""
     events, size, head, broken = list[Row](), 0, None, None
     for line in lines:
         head, size = head or line, size + line.size
@@ -43,7 +43,7 @@ def gather(lines: Iterator[Line]) -> Iterator[Line]:
 
 @dataclass
 class History:
-    """Messages that the model saw and wrote; those before `begin` are of a response before."""
+    """Messages that the model saw and wrote; those before `begin` belong to an earlier response."""
 
     messages: list[Message]
     begin: int = 0
@@ -51,7 +51,7 @@ class History:
 
 
 def responses(histories: Sequence[History], session: Any, meta: dict[str, Any]) -> list[Item]:
-    """An item for each history with a turn of its own. Several are pieces of one episode."""
+    """One item per history with a new turn. Several are parts of one episode."""
     records = list[dict[str, Any]]()
     for history in histories:
         sampled = [
@@ -62,8 +62,8 @@ def responses(histories: Sequence[History], session: Any, meta: dict[str, Any]) 
         if sampled[0] == 0:
             raise Refused("events: expected a message before the first one of the assistant, got none")
         turns = history.messages[sampled[0] : sampled[-1] + 1]
-        own = {**history.fields, "meta": meta | history.fields.get("meta", {})}
-        records.append(exchange(history.messages[: sampled[0]], turns, ("events", "events"), **own))
+        extras = {**history.fields, "meta": meta | history.fields.get("meta", {})}
+        records.append(exchange(history.messages[: sampled[0]], turns, ("events", "events"), **extras))
     if not records:
         raise Refused("events: expected a turn of the assistant, got none")
     if len(records) > 1 and session is not None:
@@ -73,11 +73,11 @@ def responses(histories: Sequence[History], session: Any, meta: dict[str, Any]) 
 
 @dataclass
 class _MessageNode:
-    """A message of Claude Code, which may stand on several lines: a block each, results of tools each."""
+    """A message of Claude Code, which may span several lines, one per block or tool result."""
 
     role: str
     parent: str | None
-    event: Row  # the first of its lines
+    event: Row  # its first line
     blocks: list[Any] = field(default_factory=list)
 
 
@@ -101,9 +101,9 @@ def read_claude_code(row: Row, context: Context) -> list[Item]:
 
 
 def _nodes(events: list[dict[str, Any]]) -> tuple[dict[str, _MessageNode], int]:
-    """The messages by a name of each, in order, and the number of calls that failed."""
+    """The messages in order, each under a key, and the number of failed calls."""
     nodes: dict[str, _MessageNode] = {}
-    # Of each event the message that it is, or the last one before it.
+    # The message of each event, or the last one before it.
     event_messages: dict[Any, str | None] = {}
     call_messages: dict[Any, str] = {}
     errors, previous = 0, None
@@ -124,14 +124,14 @@ def _nodes(events: list[dict[str, Any]]) -> tuple[dict[str, _MessageNode], int]:
         message = entry(event.get("message"), f"{location}.message")
         parts = blocks(message.get("content"), location)
         key = str(event["uuid"])
-        if kind == "assistant":  # its blocks stand on several lines
+        if kind == "assistant":  # its blocks are on several lines
             key = str(message.get("id") or key)
         calls = [part["tool_use_id"] for part in parts if part.get("tool_use_id")]
         answered = call_messages.get(calls[0]) if calls else None
         if kind == "user" and answered is not None:
             key, parent = f"results of {answered}", answered
         elif "parentUuid" not in event or (kind == "assistant" and above is None):
-            parent = previous  # without links its lines follow each other
+            parent = previous  # lines without links are consecutive
         node = nodes.setdefault(key, _MessageNode(str(kind), parent, event))
         node.blocks += parts
         call_messages |= {part["id"]: key for part in parts if part.get("type") == "tool_use"}
@@ -140,7 +140,7 @@ def _nodes(events: list[dict[str, Any]]) -> tuple[dict[str, _MessageNode], int]:
 
 
 def _history(path: list[_MessageNode], shared: int) -> History:
-    """`shared`: how many of its messages are of a response before."""
+    """The history along a path, whose first `shared` messages belong to an earlier response."""
     messages, begin = list[Message](), 0
     for i, node in enumerate(path):
         messages += normalized_message(
@@ -162,9 +162,9 @@ _SESSION_KEYS = ("id", "cwd", "originator", "cli_version", "source", "model_prov
 def read_codex(row: Row, context: Context) -> list[Item]:
     session: Row = {}
     model: Any = None
-    past = list[History]()  # those that were rewritten
+    past = list[History]()  # rewritten histories
     messages, begin = list[Message](), 0
-    turns = list[int]()  # messages before each turn that can be rolled back
+    turns = list[int]()  # the number of messages before each turn that can be rolled back
     for i, event in enumerate(objects(row.get("events", [row]), "events")):
         location, kind = f"events[{i}].payload", event.get("type")
         payload = entry(event.get("payload"), location)
@@ -179,7 +179,7 @@ def read_codex(row: Row, context: Context) -> list[Item]:
         elif kind == "response_item":
             _add_items(messages, [payload], location)
         elif kind == "compacted":
-            rewritten, kept = list[Message](), list[int]()
+            rewritten, remaining = list[Message](), list[int]()
             location = f"{location}.replacement_history"
             _add_items(rewritten, objects(payload.get("replacement_history"), location), location)
         elif kind == "event_msg" and payload.get("type") in ("task_started", "turn_started"):
@@ -188,10 +188,10 @@ def read_codex(row: Row, context: Context) -> list[Item]:
             back = integer(payload.get("num_turns"), f"{location}.num_turns")
             if not 0 < back <= len(turns):
                 raise wrong(f"{location}.num_turns", f"1 to {len(turns)} turns", back)
-            rewritten, kept = messages[: turns[-back]], turns[:-back]
+            rewritten, remaining = messages[: turns[-back]], turns[:-back]
         if rewritten is not None:
             past.append(History(messages, begin, {"model": model}))
-            messages, begin, turns = rewritten, len(rewritten), kept
+            messages, begin, turns = rewritten, len(rewritten), remaining
     meta = {name: session[name] for name in _SESSION_KEYS if session.get(name) is not None}
     return responses([*past, History(messages, begin, {"model": model})], session.get("id"), meta)
 
@@ -218,7 +218,7 @@ _COLUMNS = ("trajectory", "history", "messages", "info", "attempts", "replay_con
 
 
 def read_swe_agent(row: Row, context: Context) -> list[Item]:
-    """Of an agent that retries all attempts. Demonstrations are context."""
+    """Read a trajectory, with all attempts of an agent that retries. Demonstrations are context."""
     attempts = objects(row.get("attempts") or [row], "attempts")
     items = list[Item]()
     for i, attempt in enumerate(attempts):

@@ -1,7 +1,7 @@
-"""verifiers and prime-rl: traces of episodes, results of evaluations before v1, exported tokens.
+"""Read logs of verifiers and prime-rl: traces of episodes, results of evaluations before v1, exported tokens.
 
-The messages of a trace are a tree, of which each path to a leaf is a sequence to learn from. A message
-that several paths share is learned from once. Log-probs are rounded to 4 decimals in the file.
+The messages of a trace are a tree, in which each path to a leaf is a sequence to learn from. A message that
+several paths share is learned from once. Files round log-probs to 4 decimals.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ class _TraceNode:
     tokens: list[int]
     action: list[bool]
     logps: list[float | None]
-    links: list[dict[str, Any]]  # to nodes that it continues in meaning, such as what a summary replaces
-    call: dict[str, Any] | None  # of the model, which made it
+    links: list[dict[str, Any]]  # to nodes that it continues in meaning, as a summary does
+    call: dict[str, Any] | None  # the model call that made it
 
 
 def _nodes(trace: dict[str, Any], location: str) -> list[_TraceNode]:
-    calls: dict[int, dict[str, Any]] = {}  # of the model, by the node that each made
-    for i, made in enumerate(objects(trace.get("calls") or [], f"{location}.calls")):
-        if made.get("node") is not None:
-            calls[integer(made["node"], f"{location}.calls[{i}].node")] = made
+    calls: dict[int, dict[str, Any]] = {}  # model calls by the node that each made
+    for i, model_call in enumerate(objects(trace.get("calls") or [], f"{location}.calls")):
+        if model_call.get("node") is not None:
+            calls[integer(model_call["node"], f"{location}.calls[{i}].node")] = model_call
     nodes = []
     for i, value in enumerate(objects(trace.get("nodes"), f"{location}.nodes")):
-        where = f"{location}.nodes[{i}]"
+        path = f"{location}.nodes[{i}]"
         parent, sampled = value.get("parent"), value.get("sampled", False)
         if parent is not None and (not isinstance(parent, int) or not 0 <= parent < i):
-            raise wrong(f"{where}.parent", "the number of an earlier node", parent)
-        flag(sampled, f"{where}.sampled")
-        content = entry(value.get("message"), f"{where}.message")
+            raise wrong(f"{path}.parent", "the number of an earlier node", parent)
+        flag(sampled, f"{path}.sampled")
+        content = entry(value.get("message"), f"{path}.message")
         if not isinstance(content.get("role"), str):
-            raise wrong(f"{where}.message", "an object with a role", content)
-        tokens = integers(value.get("token_ids") or [], f"{where}.token_ids")
-        action = flags(value.get("mask") or [], f"{where}.mask", len(tokens))
-        logps: list[float | None] = [None] * len(action)  # a value for each token that was sampled, or none
+            raise wrong(f"{path}.message", "an object with a role", content)
+        tokens = integers(value.get("token_ids") or [], f"{path}.token_ids")
+        action = flags(value.get("mask") or [], f"{path}.mask", len(tokens))
+        logps: list[float | None] = [None] * len(action)  # the file has them for sampled tokens only
         if value.get("logprobs"):
-            sampled_logps = iter(numbers(value["logprobs"], f"{where}.logprobs", sum(action)))
+            sampled_logps = iter(numbers(value["logprobs"], f"{path}.logprobs", sum(action)))
             logps = [next(sampled_logps) if is_action else None for is_action in action]
-        links = objects(value.get("semantic_parents") or [], f"{where}.semantic_parents")
+        links = objects(value.get("semantic_parents") or [], f"{path}.semantic_parents")
         turn = _message(content)
         nodes.append(_TraceNode(i, parent, turn, sampled, tokens, action, logps, links, calls.get(i)))
     return nodes
 
 
 def _message(value: Row) -> Record:
-    """A message without unknown keys, in which there may be calls alone."""
+    """A message without null values; one with calls alone has empty content."""
     return {"content": ""} | {name: part for name, part in value.items() if part is not None}
 
 
 def _branches(nodes: Sequence[_TraceNode], location: str, skipped: list[str]) -> list[list[_TraceNode]]:
-    """From a root to each leaf, but to attempts to compact the history that nothing went on from."""
+    """The paths from a root to each leaf, except to attempts to compact the history that weren't used."""
     parents = {node.parent for node in nodes}
     accepted = {link.get("node") for node in nodes for link in node.links if link.get("type") == "compaction"}
     branches = []
@@ -90,11 +90,11 @@ def _branches(nodes: Sequence[_TraceNode], location: str, skipped: list[str]) ->
 def _records(
     trace: dict[str, Any], location: str, skipped: list[str], context: Context
 ) -> list[tuple[str, Record]]:
-    """A record for each branch with a sampled message that none before has, and the branch's name.
+    """One (name, record) for each branch with a sampled message that no earlier branch has.
 
-    With tokens it is the complete sequence, whose context is another one than the prompt where history was
-    rewritten. Without tokens it is the new turns after all before them, and what wasn't sampled can't stand
-    among them. `skipped` gets what isn't learned from, and why.
+    With tokens the record is the complete sequence; its context differs from the prompt if history was
+    rewritten. Without tokens it is the new turns after all earlier ones, and turns that weren't sampled can't
+    stand among them. What isn't learned from is added to `skipped`, with the reason.
     """
     learned: set[_TraceNode] = set()
     records = []
@@ -110,14 +110,14 @@ def _records(
         sampled = [node for node in branch if node.sampled]
         has_tokens = all(any(node.action) for node in sampled)
         begin = branch.index(sampled[0] if has_tokens else new[0])
-        others = [node for node in branch[begin:] if not node.sampled]
-        foreign = [node for node in others if node.message["role"] == "assistant"]
+        unsampled = [node for node in branch[begin:] if not node.sampled]
+        foreign = [node for node in unsampled if node.message["role"] == "assistant"]
         messages = [node.message for node in branch]
         prompt = prompt or messages[: branch.index(sampled[0])]
         if foreign and not has_tokens:
             raise Refused(
-                f"{location}.nodes[{foreign[0].number}]: a turn of the assistant that wasn't sampled stands "
-                "among sampled ones, and without token_ids they can't be told apart"
+                f"{location}.nodes[{foreign[0].number}]: an assistant turn that wasn't sampled stands among "
+                "sampled ones, and without token_ids they can't be told apart"
             )
         action = [is_action for node in branch for is_action in node.action]
         mask = [is_action and node in is_new for node in branch for is_action in node.action]
@@ -150,13 +150,13 @@ def _records(
 
 
 def _sampling(calls: list[dict[str, Any]]) -> Record:
-    """How the calls were sampled: the first one's settings, and each one's where they differ."""
+    """The sampling settings of the first call, and if calls differ, also those of each."""
     settings = []
     for each in calls:
         sampling = dict(entry(each.get("sampling"), "calls.sampling"))
         settings.append(entry(sampling.pop("extra_body", None), "calls.sampling.extra_body") | sampling)
-    first: Record = dict(settings[0]) if settings else {}
-    return first if all(s == first for s in settings) else first | {"of_calls": settings}
+    common: Record = dict(settings[0]) if settings else {}
+    return common if all(s == common for s in settings) else common | {"of_calls": settings}
 
 
 _COLUMNS = ("prompt", "completion", "reward", "example_id", "answer")
@@ -165,7 +165,7 @@ _EPISODE_FIELDS = ("env", "run", "task")
 
 
 def read_episode(row: Row, context: Context) -> list[Item]:
-    """The branches of the traces that train a policy. What else there is, is named in `meta.left_out`."""
+    """Read the branches of the traces that train a policy; `meta.left_out` names the others."""
     items: list[Item] = []
     skipped: list[str] = []
     task = entry(row.get("task"), "task")
@@ -177,7 +177,6 @@ def read_episode(row: Row, context: Context) -> list[Item]:
             skipped.append(f"{location}: of {agent.get('name', 'an agent')}, which isn't trained")
             continue
         records = _records(value, location, skipped, context)
-        # What the records of a trace share.
         meta = {name: row[name] for name in _EPISODE_FIELDS if row.get(name) is not None}
         meta |= {name: value[name] for name in _TRACE_FIELDS if value.get(name) not in (None, [], {})}
         meta |= {"trace": value.get("id"), "agent": agent.get("name", "agent")}
@@ -188,13 +187,13 @@ def read_episode(row: Row, context: Context) -> list[Item]:
         work = entry(entry(row.get("run"), "run").get("work"), "run.work")
         policy = entry(work.get("policy"), "run.work.policy")
         start = policy.get("start")
-        if isinstance(start, int) and start == policy.get("end"):  # else the weights changed in between
+        if isinstance(start, int) and start == policy.get("end"):  # otherwise the weights changed in between
             common["version"] = start
         for name, record in records:
             merged = {**common, **record, "meta": {**meta, **record.get("meta", {})}}
             if len(records) > 1:
                 merged["episode"] = str(meta["trace"])
-            if group is not None:  # agents of one episode have prompts of their own
+            if group is not None:  # agents of one episode have different prompts
                 merged["prompt_id"] = f"{group}:{prompt_hash(merged['prompt'])}"
             items.append(Item.of(merged, f"{location}.{name}"))
     if not items:
@@ -210,7 +209,7 @@ def identity(row: Row) -> str:
 
 
 def _reward(trace: dict[str, Any], location: str, context: Context) -> float | None:
-    """The sum of scores times weights. Null is a reward that wasn't computed; where all are, it's unknown."""
+    """The weighted sum of the scores, without null ones, which weren't computed; unknown if all are null."""
     terms = []
     rewards = entry(trace.get("rewards"), f"{location}.rewards")
     for name in context.rewards:
@@ -228,13 +227,13 @@ def _reward(trace: dict[str, Any], location: str, context: Context) -> float | N
 
 
 def read_result(row: Row, context: Context) -> list[Item]:
-    """A rollout of an evaluation. One with `error` has the reward 0, which isn't a score."""
+    """Read a rollout of an evaluation. With `error` the file's reward is 0, which isn't a score."""
     prompt, completion = _messages(row["prompt"]), _messages(row["completion"])
     meta, error, name = omit(row, _COLUMNS), row.get("error"), "example_id" if "example_id" in row else "id"
     if isinstance(completion, list):
-        after = until_reply(reversed(completion))[::-1]
-        completion = completion[: len(completion) - len(after)]
-        meta |= {"after": after} if after else {}
+        observed = until_reply(reversed(completion))[::-1]
+        completion = completion[: len(completion) - len(observed)]
+        meta |= {"after": observed} if observed else {}
     if error is not None:
         meta["reward_error"] = f"{error!s:.500}"
     if not isinstance(row[name], str | int):
@@ -246,7 +245,7 @@ def read_result(row: Row, context: Context) -> list[Item]:
 
 
 def _messages(value: Any) -> Any:
-    """Messages with their tool calls as objects: until late 2025 these were JSON in text."""
+    """Messages with tool calls as objects; until late 2025 these were JSON text."""
     if not isinstance(value, list):
         return value
     turns = [_message(turn) for turn in objects(value, "prompt, completion")]

@@ -1,8 +1,7 @@
-"""Logged calls of models: what was asked and answered, in the forms of the providers' interfaces, and what is
-said of the end; chat completions of OpenAI and of servers that answer alike (vLLM, SGLang,
-llama.cpp), beside their requests.
+"""Read logged model calls: prompts, replies and how these ended, in the forms of the providers' APIs; and
+chat completions, next to their requests, of OpenAI and of compatible servers (vLLM, SGLang, llama.cpp).
 
-Chat completions, Anthropic's messages, items of OpenAI's Responses (openai-python 3.3.1:
+The forms are chat completions, Anthropic's messages, items of OpenAI's Responses (openai-python 3.3.1:
 types/responses/response_input_item.py, response_output_item.py), and messages as LangChain writes them
 (langchain-core 1.8.2: langchain_core/tracers/core.py, load/serializable.py:228).
 """
@@ -25,19 +24,19 @@ from agro.types.conversation import normalized_message, with_tools
 Message = dict[str, Any]
 
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
-_CALLS = {  # items of a tool's call: the names of its arguments
+_CALLS = {  # the key of the arguments by the type of a tool call's item
     "function_call": "arguments",
     "custom_tool_call": "input",
     "local_shell_call": "action",
     "web_search_call": "action",
 }
 _OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
-_PROMPT_KEYS = ("messages", "input", "prompt", "prompts")  # of what is asked, in a request
+_PROMPT_KEYS = ("messages", "input", "prompt", "prompts")  # the prompt of a request
 _REQUEST_KEYS = (*_PROMPT_KEYS, "role", "content", "kwargs", "data")
 _MESSAGE_KEYS = ("role", "content", "tool_calls", "kwargs")
 _RESPONSE_KEYS = ("choices", "generations", "output", "messages", "message", *_MESSAGE_KEYS)
 
-_REASONS = (  # what says how a response ended
+_REASONS = (  # keys that tell how a response ended
     *("finish", "finish_reason", "finishReason", "finish_reasons", "finish_details", "native_finish_reason"),
     *("stop_reason", "stopReason", "stop_type", "done_reason", "completion_reason", "completionReason"),
     *("gen_ai.response.finish_reasons", "llm.finish_reason"),
@@ -46,63 +45,63 @@ _FLAGS = ("truncated", "is_truncated", "isTruncated", "was_truncated")
 _TRUE = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 _INNER = ("response_metadata", "generation_info", "message", "completion")
 NAMES = frozenset((*_REASONS, *_FLAGS, *_INNER, "incomplete_details"))
-FINISH = {"finished": "stop", "cut": "length"}  # what `meta["finish"]` has; nothing where it is unknown
+FINISH = {"finished": "stop", "cut": "length"}  # `meta["finish"]` by the end; missing if unknown
 
 
 def reported(value: Any) -> Any:
-    """What an object says of the end of its response, such as a choice, a message or a run; None: nothing.
+    """The end that an object (a choice, a message, a run, …) reports for its response; None without a report.
 
-    Of several that differ, that it was cut counts.
+    If several reports differ, one of a cut wins.
     """
     if not isinstance(value, Mapping):
         return None
-    found = [unpacked(value[name]) for name in _REASONS if not is_unknown(value.get(name))]
+    ends = [unpacked(value[name]) for name in _REASONS if not is_unknown(value.get(name))]
     for name in _FLAGS:
         flag = value.get(name)
         flag = _TRUE.get(flag.strip().casefold(), flag) if isinstance(flag, str) else flag
         if not is_unknown(flag):
-            found.append({True: "truncated", False: "complete"}.get(flag, flag) if flag in (0, 1) else flag)
+            ends.append({True: "truncated", False: "complete"}.get(flag, flag) if flag in (0, 1) else flag)
     details = value.get("incomplete_details")
     if isinstance(details, Mapping):
-        found.append(details.get("reason") or "incomplete")
+        ends.append(details.get("reason") or "incomplete")
     is_of_responses = not value.keys().isdisjoint(("output", "incomplete_details"))  # OpenAI's
     if is_of_responses and value.get("status") in ("incomplete", "completed"):
-        found.append(value["status"])
-    found += [inner for name in _INNER if (inner := reported(unpacked(value.get(name)))) is not None]
+        ends.append(value["status"])
+    ends += [inner for name in _INNER if (inner := reported(unpacked(value.get(name)))) is not None]
     order = ("cut", "finished", None, "unknown")
-    return min(found, key=lambda each: order.index(end_in(each)), default=None)
+    return min(ends, key=lambda each: order.index(end_in(each)), default=None)
 
 
 def settle(meta: dict[str, Any]) -> Any:
-    """Make `meta["finish"]` "stop" (finished), "length" (cut) or nothing (unknown), of what `meta` says.
+    """Set `meta["finish"]` to "stop" (finished) or "length" (cut), or delete it (unknown), as `meta` reports.
 
-    Another word that stood there becomes `finish_reason`. Returns what is said and isn't known, else None.
+    Another word there moves to `finish_reason`. Returns a reported end that agro doesn't know, else None.
     """
     if NAMES.isdisjoint(meta):
         return None
-    said = reported(meta)
-    end = end_in(said)
+    report = reported(meta)
+    end = end_in(report)
     finish, prior = FINISH.get(end or ""), meta.pop("finish", None)
     if finish is not None:
         meta["finish"] = finish
     if prior not in (None, finish):
         meta.setdefault("finish_reason", prior)
-    return said if end is None else None
+    return report if end is None else None
 
 
 def turn(value: Any, name: str) -> Message:
-    """A message as OpenAI's interface has it, its content as text; other known keys are kept."""
+    """A message in the form of OpenAI's API, with its content as text; other known keys stay."""
     message = {"content": "", **{key: x for key, x in entry(value, name).items() if x is not None}}
     return normalized_message(message, name)[-1]
 
 
 def blocks(content: Any, name: str) -> list[dict[str, Any]]:
-    """The parts of a message's content; a text is one part."""
+    """The parts of a message's content; text is one part."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, name)
 
 
 def _opened(value: Any, forms: tuple[str, ...]) -> Any:
-    """What is written as JSON in a text, where it has one of these keys; another text is what it is."""
+    """The value of a JSON text with one of these keys; other texts and values unchanged."""
     inner = head = unpacked(value)
     while isinstance(head, list) and head:
         head = head[0]
@@ -111,7 +110,7 @@ def _opened(value: Any, forms: tuple[str, ...]) -> Any:
 
 
 def prompt(value: Any, name: str) -> str | list[Message]:
-    """What a call was asked: text, or messages, alone or in an object with the settings beside them."""
+    """The prompt of a call, a text or messages, alone or in a request with its settings."""
     value = _opened(value, _REQUEST_KEYS)
     if not isinstance(value, dict):
         return text(value, name) if not isinstance(value, list) else messages(value, name)
@@ -132,10 +131,7 @@ def prompt(value: Any, name: str) -> str | list[Message]:
 
 
 def replies(value: Any, name: str) -> list[Message]:
-    """What a call answered, one or several responses; one without a role is a text.
-
-    `finish_reason` is what is said of the end of each.
-    """
+    """The responses of a call; one without a role is a text. `finish_reason` is the reported end of each."""
     value = _opened(value, _RESPONSE_KEYS)
     if isinstance(value, str):
         return [{"content": value}]
@@ -164,27 +160,27 @@ def replies(value: Any, name: str) -> list[Message]:
 
 
 def _one_message(parsed: list[Message], name: str, source: Any) -> Message:
-    """The only one, with what `source` says of its end."""
+    """The only message, with the end that `source` reports."""
     if len(parsed) != 1:
         raise Refused(f"{name}: expected one message, got {len(parsed)}")
     inner = source if isinstance(source, dict) else {}
     finish = reported(inner)
-    for key in ("kwargs", "data"):  # of LangChain
+    for key in ("kwargs", "data"):  # LangChain's
         finish = reported(inner.get(key)) if finish is None else finish
     return parsed[0] if finish is None else parsed[0] | {"finish_reason": finish}
 
 
 def _choices(choices: Any, name: str) -> list[Message]:
-    """Choices of a completion, or LangChain's generations; of text, or each with a message."""
+    """The messages or texts of a completion's choices, or of LangChain's generations."""
     parsed = list[Message]()
     for choice in objects(choices, name):
         message = choice.get("message")
         if message is None:
-            said = [{"content": text(choice.get("text"), f"{name}.text")}]
+            content = [{"content": text(choice.get("text"), f"{name}.text")}]
         else:
-            said = messages([message], f"{name}.message")
-        is_said = message is None or reported(choice) is not None
-        parsed.append(_one_message(said, name, choice if is_said else message))
+            content = messages([message], f"{name}.message")
+        reports_end = message is None or reported(choice) is not None
+        parsed.append(_one_message(content, name, choice if reports_end else message))
     return parsed
 
 
@@ -195,7 +191,7 @@ def _only(items: list[Any], name: str) -> Any:
 
 
 def messages(values: Any, name: str) -> list[Message]:
-    """Messages as OpenAI's chat completions have them, of messages in any of the forms."""
+    """Convert messages in any of the forms to those of OpenAI's chat completions."""
     if isinstance(values, list) and values and isinstance(values[0], list):
         values = _only(values, name)
     parsed = list[Message]()
@@ -212,14 +208,14 @@ def messages(values: Any, name: str) -> list[Message]:
 
 
 def add_item(parsed: list[Message], item: Mapping[str, Any], name: str) -> None:
-    """Add an item of OpenAI's Responses: reasoning, text and calls that follow each other are one message.
+    """Add an item of OpenAI's Responses. Consecutive reasoning, text and calls are one message.
 
-    Summaries of reasoning aren't what the model wrote, and are left out.
+    Summaries of reasoning are left out, since the model didn't write them.
     """
     kind = item["type"]
     if kind in _OUTPUTS:
         output = item.get("output")
-        if isinstance(output, dict):  # of older versions
+        if isinstance(output, dict):  # older versions
             output = output.get("content")
         content = output if isinstance(output, str) else plain(output, f"{name}.output")
         parsed.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
@@ -228,7 +224,7 @@ def add_item(parsed: list[Message], item: Mapping[str, Any], name: str) -> None:
         role = "system" if item["role"] == "developer" else item["role"]
         parsed.append({"role": role, "content": plain(item.get("content"), f"{name}.content")})
         return
-    begins = kind != "message" and kind not in _CALLS  # reasoning is before what is said, and before calls
+    begins = kind != "message" and kind not in _CALLS  # reasoning precedes text and calls
     message = parsed[-1] if parsed and parsed[-1]["role"] == "assistant" else None
     if message is None or (begins and (message["content"] or message.get("tool_calls"))):
         message = {"role": "assistant", "content": ""}
@@ -246,14 +242,14 @@ def add_item(parsed: list[Message], item: Mapping[str, Any], name: str) -> None:
 
 
 def _langchain(value: Mapping[str, Any], name: str) -> Message:
-    """A message of LangChain: a constructor with its class and arguments, or an object with `type`."""
+    """Convert a LangChain message: a constructor with class and arguments, or an object with `type`."""
     fields, kind = value, value.get("type")
     if isinstance(value.get("kwargs"), dict):
         fields = value["kwargs"]
         path = value.get("id")
-        last = str(path[-1]) if isinstance(path, list) and path else ""
-        # The type that the last part of the id names: AIMessageChunk is ai.
-        kind = fields.get("type") or last.removesuffix("Chunk").removesuffix("Message").lower()
+        class_name = str(path[-1]) if isinstance(path, list) and path else ""
+        # The last part of the id names the type: AIMessageChunk is ai.
+        kind = fields.get("type") or class_name.removesuffix("Chunk").removesuffix("Message").lower()
     elif isinstance(value.get("data"), dict):
         fields = value["data"]
     role = fields.get("role") or _LANGCHAIN.get(str(kind).lower())
@@ -275,7 +271,7 @@ def is_completion(value: Any) -> bool:
 
 
 def read_completion(row: Row, context: Context) -> list[Item]:
-    """A completion alone, or beside what was asked: {request, response}, {messages, response} and such."""
+    """Read a completion, alone or next to its request: {request, response}, {messages, response} and such."""
     body: Any = row
     if "choices" not in row:
         columns = [row.get(name) for name in ("response", "output", "completion")]
@@ -289,14 +285,14 @@ def read_completion(row: Row, context: Context) -> list[Item]:
         request = {"prompt": body["prompt_text"]}
     if not request and not isinstance(row.get("request"), dict):
         raise Refused(
-            "prompt: a chat completion doesn't hold what was asked; log it in a column beside it: request, "
-            "messages or prompt"
+            "prompt: a chat completion doesn't hold its prompt; log it in another column: request, messages "
+            "or prompt"
         )
     return list(choices(body, openai_prompt(request), request, omit(row, (*_EXCHANGE_COLUMNS, *_COMPLETION))))
 
 
 def choices(body: Row, prompt: Any, request: Row, meta: dict[str, Any]) -> Iterator[Item]:
-    """The responses of a completion: several choices are of one prompt."""
+    """The responses of a completion; all choices answer one prompt."""
     answers = objects(body.get("choices"), "choices")
     meta = omit(body, (*_EXCHANGE_COLUMNS, *_COMPLETION)) | meta
     if not answers:
@@ -304,10 +300,10 @@ def choices(body: Row, prompt: Any, request: Row, meta: dict[str, Any]) -> Itera
     for index, choice in enumerate(answers):
         location = f"choices[{index}]"
         message = choice.get("message")
-        if message is None:  # of a completion of text
+        if message is None:  # a text completion
             message = {"content": text(choice.get("text"), f"{location}.text")}
         message = entry(message, f"{location}.message")
-        # Log-probs are kept aside: they are of text pieces, or before temperature and top-p.
+        # Log-probs go into `meta`: they belong to text pieces, or are those before temperature and top-p.
         aside = omit(choice, ("index", "message", "text", "finish_reason", "token_ids"))
         details = omit({"id": body.get("id"), "finish": choice.get("finish_reason"), **aside}, ())
         names = ("messages", f"{location}.message")
@@ -315,7 +311,7 @@ def choices(body: Row, prompt: Any, request: Row, meta: dict[str, Any]) -> Itera
         if body.get("model") is not None:
             record["model"] = text(body["model"], "model")
         prompt_ids, response_ids = body.get("prompt_token_ids"), choice.get("token_ids")
-        if prompt_ids is not None and response_ids is not None:  # vLLM's, where it was asked for them
+        if prompt_ids is not None and response_ids is not None:  # vLLM's, if they were requested
             for name, ids in (("prompt_token_ids", prompt_ids), (f"{location}.token_ids", response_ids)):
                 if not isinstance(ids, list):
                     raise wrong(name, "a list of token ids", ids)
@@ -324,5 +320,5 @@ def choices(body: Row, prompt: Any, request: Row, meta: dict[str, Any]) -> Itera
 
 
 def joined_key(*ids: Any) -> str:
-    """The key in --join of a record: its id, or that of what is scored and the name of the score."""
+    """A record's key in --join: its id, or the scored object's id and the name of the score."""
     return str(ids[0]) if len(ids) == 1 else json.dumps(list(map(str, ids)))

@@ -1,12 +1,12 @@
-"""All formats, and which of them a record is of: agro's, those of installed packages, and the user's own.
+"""All formats (agro's, those of installed packages, and the user's own), and the recognition of records.
 
-A format is a Python object, or a table of TOML. A file of the user's own (`--format FILE.toml`, or the `Path`
-that a package's entry point is) says what `--map`, and the rules for leaving out and refusing records, would
-say at each import. All but `map` may be left out::
+A format is a Python object or a TOML table. A user's file (`--format FILE.toml`, or the `Path` of a package's
+entry point) declares once what `--map` would say at each import, and which records to leave out or refuse.
+Everything except `map` is optional::
 
     title = "Helicone: logged requests"
     kind = "samples"
-    columns = ["request_body", "response_body"]      # by which those of a package are recognized
+    columns = ["request_body", "response_body"]      # by which a package's format is recognized
 
     [map]                                            # FIELD = COLUMN or JMESPath, as in --map
     prompt = "request_body.messages"
@@ -14,18 +14,17 @@ say at each import. All but `map` may be left out::
     reward = "scores.helpfulness"
 
     [skip]                                           # records that are left out, and why
-    "request_path != '/v1/chat/completions'" = "requests that aren't of a chat"
+    "request_path != '/v1/chat/completions'" = "requests other than chat completions"
 
     [refuse]                                         # records that are refused, and why
     "response_status != `200`" = "the request failed"
 
-A file without `map` has a table for each format of a package: the fields of `Format`, whose functions are
-`module:NAME` of the package. Instead of a function there may be JMESPath expressions, with
-`has(x, 'a b|c')`, whether x is an object with a, and with b or c, and `begins(x, 'text')`: `fits` of a
-record; `ids`, whose values tell a response (see `identified`), or `ignored`, the columns that don't;
-`joined_by`, the parts of an id; `list`, the rows that a line lists. A record has all `columns`, of "a|b" one,
-none of `without`, and with `only` no others. A format without `read` has prompts, which runs read, or can't
-be imported, and `unreadable` says why.
+A file without `map` has one table per format of a package: the fields of `Format`, with functions as
+`module:NAME` of the package, or as JMESPath expressions: `fits`, a condition on a record; `ids`, whose values
+identify a response (see `identified`), or `ignored`, the columns that don't; `joined_by`, the parts of an id;
+`list`, the rows of a line. Expressions may call `has(x, 'a b|c')` (x is an object with a, and with b or c)
+and `begins(x, 'text')`. A record has all `columns` ("a|b": a or b), none of `without`, and with `only` no
+others. A format without `read` holds prompts, which runs read, or can't be imported: `unreadable` says why.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ FUNCTIONS = ("read", "fits", "opens", "records", "gather", "identity", "scored")
 REFERENCE = re.compile(r"\w+:[\w.]+")
 
 
-def _of_package(package: str, name: str, values: dict[str, Any]) -> Format:
-    """The format of a table of a package's file."""
+def _package_format(package: str, name: str, values: dict[str, Any]) -> Format:
+    """The format that a table of a package's file declares."""
     reason = values.pop("unreadable", "")
 
     def refuse(row: Row, context: Context) -> NoReturn:
@@ -95,7 +94,7 @@ def _of_package(package: str, name: str, values: dict[str, Any]) -> Format:
 
 
 class Declaration(BaseModel):
-    """What a user's TOML file says of a format."""
+    """A format as a user's TOML file declares it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -119,7 +118,7 @@ class Declaration(BaseModel):
         for condition, reason in self.refuse.items():
             if value_at(row, condition, CellInterpreter)[1]:
                 raise Refused(f"{reason} ({condition})")
-        found: list[Item] = []
+        items: list[Item] = []
         for part in expand(row, self.map):
             if part.problem:
                 raise Refused(part.problem)
@@ -128,20 +127,20 @@ class Declaration(BaseModel):
             if format is None or format.kind == "prompts":
                 got = ", ".join(record) or "nothing"
                 raise Refused(f"[map]: expected response, messages, or chosen and rejected, got {got}")
-            items = format.read(record, context)
-            found += [item._replace(names=tuple(map(part.column, item.names))) for item in items]
-        return found
+            part_items = format.read(record, context)
+            items += [item._replace(names=tuple(map(part.column, item.names))) for item in part_items]
+        return items
 
 
-def _of_file(file: Path, name: str, package: str = "") -> Iterator[Format]:
-    """The format that a TOML file declares, or those of a package.
+def _declared_formats(file: Path, name: str, package: str = "") -> Iterator[Format]:
+    """The format that a user's TOML file declares, or those that a package's file does.
 
-    Raises `Refused` for a file that isn't as this module says.
+    Raises `Refused` for a file that breaks the rules at the top of this module.
     """
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
         if package and all(isinstance(values, dict) for values in table.values()) and "map" not in table:
-            yield from (_of_package(package, key, values) for key, values in table.items())
+            yield from (_package_format(package, key, values) for key, values in table.items())
             return
         declared = Declaration.model_validate(table)
     except OSError as error:
@@ -149,10 +148,10 @@ def _of_file(file: Path, name: str, package: str = "") -> Iterator[Format]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refused(f"--format {file}: expected TOML: {error}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        detail = error.errors()[0]
+        key = ".".join(map(str, detail["loc"]))
         raise Refused(
-            f"--format {file}: {where}: {first['msg']}; expected {', '.join(Declaration.model_fields)}, of "
+            f"--format {file}: {key}: {detail['msg']}; expected {', '.join(Declaration.model_fields)}, of "
             f"which kind is one of {', '.join(get_args(Kind))}"
         ) from None
     check_map(declared.map, f"--format {file}: [map]: ")
@@ -173,12 +172,12 @@ def _of_file(file: Path, name: str, package: str = "") -> Iterator[Format]:
 
 
 def _installed() -> Iterator[Format]:
-    """The formats of entry points: each is a `Format`, the `Path` of a TOML file, or several of these."""
+    """The formats of entry points. Each is a `Format`, the `Path` of a TOML file, or a tuple of these."""
     for name, module in plugins.installed("formats").items():
         part = plugins.load("formats", name, f"format {name} of an installed package")
         for one in [part] if isinstance(part, Format | Path) else part if isinstance(part, tuple) else [None]:
             if isinstance(one, Path):
-                yield from _of_file(one, one.stem, module.partition(":")[0])
+                yield from _declared_formats(one, one.stem, module.partition(":")[0])
             elif isinstance(one, Format):
                 yield one
             else:
@@ -188,7 +187,7 @@ def _installed() -> Iterator[Format]:
                 )
 
 
-def _by_name(formats: Iterable[Format]) -> dict[str, Format]:
+def _indexed(formats: Iterable[Format]) -> dict[str, Format]:
     table: dict[str, Format] = {}
     for format in formats:
         if table.setdefault(format.name, format) is not format:
@@ -208,20 +207,20 @@ def _one(candidates: Sequence[Format], subject: str) -> Format | None:
     return remaining[0] if remaining else None
 
 
-OWN = ("interchange", "preference", "conversation", "prompt")  # of agro's own columns
+OWN = ("interchange", "preference", "conversation", "prompt")  # the formats with agro's own column names
 _TABLE = Path(__file__).with_name("formats.toml")
-FORMATS = _by_name((*_of_file(_TABLE, "agro", "agro.logs"), *_installed()))
+FORMATS = _indexed((*_declared_formats(_TABLE, "agro", "agro.logs"), *_installed()))
 
 
 def get(name: str) -> Format:
-    """The format of that name, which may also be FILE.toml, FILE.py:NAME or module:NAME.
+    """The format of this name, or at FILE.toml, FILE.py:NAME or module:NAME.
 
-    Raises `Refused` for another one.
+    Raises `Refused` for an unknown name.
     """
     if name in FORMATS:
         return FORMATS[name]
     if name.endswith(".toml"):
-        return next(_of_file(Path(name), name))
+        return next(_declared_formats(Path(name), name))
     if plugins.is_reference(name):
         part = plugins.load("formats", name, "--format")
         if isinstance(part, Format):
@@ -232,7 +231,7 @@ def get(name: str) -> Format:
 
 
 def format_at(path: Path) -> Format | None:
-    """The format of a file or folder that holds no plain records; None for one that does."""
+    """The format of a file or folder that isn't a file of plain records; None for one that is."""
     return _one([f for f in FORMATS.values() if f.opens(path)], str(path))
 
 
@@ -244,7 +243,7 @@ def lines_of(path: Path, format: Format | None) -> Iterator[Line]:
 
 
 def blocks_of(path: Path, format: Format | None) -> Iterator[Block]:
-    """The records of `lines_of` in blocks, from which other processes can make them."""
+    """The records of `lines_of` in blocks, which other processes can parse."""
     if format is None or (format.records is None and format.gather is None):
         return read_blocks(path)
     return record_blocks(lines_of(path, format))
@@ -253,7 +252,7 @@ def blocks_of(path: Path, format: Format | None) -> Iterator[Block]:
 def joined(path: Path) -> dict[str, Row]:
     """The records of the second file of a format that is split over two, by their id.
 
-    Raises `Refused` for a record of no such format, and for an id that is there twice.
+    Raises `Refused` for a record of no such format, and for a repeated id.
     """
     records: dict[str, Row] = {}
     for line in read_records(path):
@@ -261,24 +260,24 @@ def joined(path: Path) -> dict[str, Row]:
         if line.error or not ids:
             raise Refused(f"{line.where}: {line.error or 'expected a record that others are joined with'}")
         if ids[0] in records:
-            raise Refused(f"{line.where}: the id {ids[0]} is there twice; keep one of the records")
+            raise Refused(f"{line.where}: the id {ids[0]} is repeated; keep one of the records")
         records[ids[0]] = line.value
     return records
 
 
 class Recognizer:
-    """The format of one record after another. Those with the same keys are of the same one.
+    """Recognizes the format of each record. Records with the same keys have the same format.
 
-    `named`: the format that all are of. `mapped`: their columns have agro's names already.
+    `named`: the format of all records. `mapped`: their columns already have agro's names.
     """
 
     def __init__(self, named: str | None, *, mapped: bool = False) -> None:
         self._named = get(named) if named is not None else None
         self._among = tuple(map(get, OWN) if mapped else FORMATS.values())
-        self.known: dict[tuple[str, ...], str | None] = {}  # the format's name, by the keys of a record
+        self.formats: dict[tuple[str, ...], str | None] = {}  # the format's name by a record's keys
 
     def recognize_file(self, path: Path) -> Format | None:
-        """The format of what holds no plain records, or has them on several lines; None of others."""
+        """The format of a file without plain records, or whose records span several lines; else None."""
         if format := format_at(path):
             return format
         if not (path.is_file() or on_hub(path) or (path / "state.json").is_file()):
@@ -291,7 +290,7 @@ class Recognizer:
         return _one([f for f in self._among if f.gather and f.fits(line.value)], str(path))
 
     def recognize_first(self, path: Path) -> Format | None:
-        """The format of a file by its place or its first record; None where neither says it."""
+        """The format of a file by its path or its first record; None if neither decides."""
         format = format_at(path)
         line = next(read_records(path), None) if format is None else None
         return format if line is None or line.error else self.recognize(line.value)
@@ -300,8 +299,8 @@ class Recognizer:
         if self._named is not None:
             return self._named
         keys = tuple(row)
-        if keys not in self.known:
+        if keys not in self.formats:
             format = _one([f for f in self._among if f.fits(row)], "the record")
-            self.known[keys] = None if format is None else format.name
-        name = self.known[keys]
+            self.formats[keys] = None if format is None else format.name
+        name = self.formats[keys]
         return None if name is None else get(name)

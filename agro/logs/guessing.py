@@ -1,7 +1,7 @@
-"""What the columns of an unknown log are: a proposal for `agro import`, by their names and their content.
+"""Guess what the columns of an unknown log hold, by name and content, and propose an `agro import` command.
 
-A proposal is tried on the first records, and shows what it would make of them: the best and the worst
-responses, or winners and losers. A person or an option decides; nothing is imported that nobody took.
+A proposal is tried on the first records, and shows the result: the best and the worst responses, or winners
+and losers. Nothing is imported until a person or an option accepts it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
 from agro.logs.format_table import Recognizer, format_at, lines_of
 from agro.logs.mapping import MAPPABLE, CellInterpreter
-from agro.logs.reading import Known, LogFile, Options, Reader
+from agro.logs.reading import LogFile, Options, Reader, ReaderState
 from agro.logs.unknown_columns import (
     FEW,
     JUDGING,
@@ -41,13 +41,13 @@ from agro.logs.values import written_words
 from agro.store.sample_rows import from_rows
 from agro.types import Sample
 
-ROWS = 200  # records that are looked at
-EXAMPLES = 3  # of the best, of the worst, and of pairs
+ROWS = 200  # records to look at
+EXAMPLES = 3  # best responses, worst responses, or pairs to show
 
 
 class Example(NamedTuple):
-    """A response as the proposal would have it. `raw`: what the judging column has; None where that is no
-    single column. Of a pair the winner has an empty `reward` and stands before the loser."""
+    """A response as the proposal would import it. `raw`: the value of the judging column; None without a
+    single one. Responses of a pair have no `reward`, and the winner stands before the loser."""
 
     raw: Any
     reward: float | None
@@ -57,11 +57,11 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Proposal:
-    """How to import a file, to be taken by a person or an option; `str` shows it.
+    """A way to import a file, which a person or an option has to accept; `str` shows it.
 
-    `best` and `worst` are samples with extreme rewards; of pairs winners and losers in step. `judged`: the
-    column of rewards or winners, "" where there is none; `others`: more that may be it. `reasons`: what it
-    rests on, and what isn't used; `tried`: on how many records, and what came of them. Without `mapping` the
+    `best` and `worst` are samples with extreme rewards; for pairs the winners and their losers. `judged`: the
+    column of rewards or winners, "" without one; `others`: other candidates for it. `reasons`: the evidence,
+    and which columns are unused; `tried`: the number of records tried, and the result. Without `mapping` the
     format is known, or nothing is proposed.
     """
 
@@ -70,7 +70,7 @@ class Proposal:
     mapping: Mapping[str, str] = field(default_factory=dict)
     reward_map: Mapping[str, float | None] = field(default_factory=dict)
     lower_is_better: bool = False
-    drop: tuple[str, ...] = ()  # columns with the name of a field of another kind
+    drop: tuple[str, ...] = ()  # columns whose name is that of a field of another type
     judged: str = ""
     others: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class Proposal:
 
     @property
     def is_judged(self) -> bool:
-        """Whether it has rewards or pairs."""
+        """Whether the proposal has rewards or pairs."""
         return bool(self.judged) or self.is_paired
 
     def options(self) -> Options:
@@ -100,7 +100,7 @@ class Proposal:
         }
 
     def reversed(self) -> Proposal:
-        """The same with the worst as the best."""
+        """The proposal with the opposite direction: the worst responses are the best."""
         best, worst = (
             tuple(e._replace(reward=None if e.reward is None else 0.0 - e.reward) for e in side)
             for side in (self.worst, self.best)
@@ -132,26 +132,26 @@ class Proposal:
         }
 
     def __str__(self) -> str:
-        """The columns, what the proposal rests on, and the responses as it would have them."""
+        """The columns, the evidence, and the responses as the proposal would import them."""
         lines = ["columns:", *map(str, self.columns), *self.reasons]
         lines += [f"tried on {self.tried}"] if self.tried else []
-        what = cut(self.judged, 60)
+        column = cut(self.judged, 60)
         if self.is_judged:
             way = "lower is better" if self.lower_is_better else "higher is better"
             if self.is_paired:
                 way = "it names the worse one" if self.lower_is_better else "it names the better one"
-            lines.append(f"proposed: {what or 'the names of the responses'}: {way}")
+            lines.append(f"proposed: {column or 'the names of the responses'}: {way}")
         if self.others:
             lines.append(f"other columns that may be it: {', '.join(self.others)}")
         if self.best and self.is_paired:
             for winner, loser in zip(self.best, self.worst, strict=True):
-                said = "" if winner.raw is None else f" ({what}: {cut(str(winner.raw), 40)})"
-                lines.append(f"prompt: {cut(winner.prompt, 80)}{said}")
+                verdict = "" if winner.raw is None else f" ({column}: {cut(str(winner.raw), 40)})"
+                lines.append(f"prompt: {cut(winner.prompt, 80)}{verdict}")
                 lines.append(f"  upper, winner: {cut(winner.response, 80)}")
                 lines.append(f"  lower, loser:  {cut(loser.response, 80)}")
         elif self.worst:
             for title, side in (("upper, the best", self.best), ("lower, the worst", self.worst)):
-                lines.append(f"{title} ({what} → reward):")
+                lines.append(f"{title} ({column} → reward):")
                 for e in side:
                     raw = "" if e.raw is None else f"{cut(str(e.raw), 40)} → "
                     lines.append(f"  {raw}{e.reward:g}: {cut(e.prompt, 50)} » {cut(e.response, 60)}")
@@ -162,7 +162,7 @@ class Proposal:
         return visible("\n".join(lines))
 
     def refusal(self, store: str) -> Refused:
-        """The proposal as evidence, with the ways to decide."""
+        """A refusal that shows the proposal and the ways to decide."""
         file, quoted = shlex.quote(str(self.path)), shlex.quote(store)
         if not self:
             names = ", ".join(column.path for column in self.columns) or "none"
@@ -186,8 +186,8 @@ class Proposal:
 
 
 def propose_unknown(path: Path, *, lower_is_better: bool | None = None) -> Proposal | None:
-    """`propose` of a file of no known format, or of one of prompts where it finds judged answers; None of
-    others, which are read as they are."""
+    """`propose` for a file of unknown format, or for a file of prompts in which it finds judged answers; None
+    for other files, which are read as they are."""
     if format_at(path) is not None or all(line.error for line in islice(read_records(path), 1)):
         return None
     format = Recognizer(None).recognize_first(path)
@@ -198,16 +198,16 @@ def propose_unknown(path: Path, *, lower_is_better: bool | None = None) -> Propo
 
 
 def propose(path: Path, *, reward: str | None = None, lower_is_better: bool | None = None) -> Proposal | None:
-    """A proposal for a file; None where it needs none: its format is known, and it has rewards or pairs, or
-    no column that may be the reward.
+    """A proposal for a file; None if it needs none: its format is known, and it has rewards or pairs, or no
+    column that may be the reward.
 
-    `reward`: the column of rewards, or that names the better of two; None: to be proposed, and so is
-    `lower_is_better`. Raises `Refused` where the file can't be read, where the column of rewards has two
-    scales or words whose worth isn't known, and where there is no such column.
+    `reward`: the column of rewards, or the one that names the better of two; with None the proposal chooses
+    it, and likewise `lower_is_better`. Raises `Refused` if the file can't be read, or if there is no such
+    column, or it has two scales or words of unknown worth.
     """
-    known = _tried(path, {})
-    known = known if known is not None and known.samples else None
-    if known is not None and known.is_judged and reward is None:
+    prior = _tried(path, {})
+    prior = prior if prior is not None and prior.samples else None
+    if prior is not None and prior.is_judged and reward is None:
         return None
     lines = list(islice(lines_of(path, None), ROWS))
     if not lines:
@@ -215,31 +215,31 @@ def propose(path: Path, *, reward: str | None = None, lower_is_better: bool | No
     lines = [line for line in lines if not line.error]
     columns = columns_of([line.value for line in lines])
     named = "" if reward is None else _column(reward, columns).path
-    where = [line.where for line in lines]
-    for guess in _guesses(path, columns, named, where, known=known is not None):
-        found = _tried(path, guess.options())
-        while found is not None and found.refused and not found.samples:
+    locations = [line.where for line in lines]
+    for guess in _guesses(path, columns, named, locations, has_format=prior is not None):
+        trial = _tried(path, guess.options())
+        while trial is not None and trial.refused and not trial.samples:
             used = {*guess.mapping, *guess.mapping.values(), *guess.drop}
             free = {column.path for column in columns} & {*MAPPABLE} - used
-            name = next((word for word in found.refused[0].split(": ") if word in free), "")
+            name = next((word for word in trial.refused[0].split(": ") if word in free), "")
             if not name:
                 break
             guess = replace(guess, drop=(*guess.drop, name))
-            found = _tried(path, guess.options())
-        if found is None or not found.samples or len(found.refused) > len(found.samples):
+            trial = _tried(path, guess.options())
+        if trial is None or not trial.samples or len(trial.refused) > len(trial.samples):
             continue
-        if known is not None and not guess.is_judged:
+        if prior is not None and not guess.is_judged:
             break
         if lower_is_better not in (None, guess.lower_is_better):
             guess = replace(guess, lower_is_better=not guess.lower_is_better)
-            found = _tried(path, guess.options()) or found
-        scored = sum(sample.reward is not None for sample in found.samples)
-        tried = f"{len(found.samples)} samples, {scored} with a reward, {len(found.pairs)} pairs"
-        if found.refused:
-            tried += f", {len(found.refused)} refused ({found.refused[0]:.120})"
+            trial = _tried(path, guess.options()) or trial
+        scored = sum(sample.reward is not None for sample in trial.samples)
+        tried = f"{len(trial.samples)} samples, {scored} with a reward, {len(trial.pairs)} pairs"
+        if trial.refused:
+            tried += f", {len(trial.refused)} refused ({trial.refused[0]:.120})"
         guess = replace(guess, tried=f"the first {len(lines)} records: {tried}")
-        return _with_examples(guess, found, lines)
-    return Proposal(path, columns) if known is None else None
+        return _with_examples(guess, trial, lines)
+    return Proposal(path, columns) if prior is None else None
 
 
 def _column(name: str, columns: Sequence[Column]) -> Column:
@@ -253,9 +253,9 @@ def _column(name: str, columns: Sequence[Column]) -> Column:
 
 class _Trial(NamedTuple):
     samples: list[Sample]
-    numbers: list[int]  # of the record of each sample
-    pairs: list[tuple[int, int]]  # winner and loser, as places in `samples`, without ties
-    refused: list[str]  # why
+    numbers: list[int]  # the record number of each sample
+    pairs: list[tuple[int, int]]  # winner and loser as indices into `samples`, without ties
+    refused: list[str]  # reasons
 
     @property
     def is_judged(self) -> bool:
@@ -263,30 +263,30 @@ class _Trial(NamedTuple):
 
 
 def _tried(path: Path, options: Options) -> _Trial | None:
-    """What comes of the first records with these options; None where it can't be read so."""
+    """The result of reading the first records with these options; None if they are refused."""
     try:
         format = Recognizer(None, mapped=bool(options.get("mapping"))).recognize_file(path)
         lines = list(islice(lines_of(path, format), ROWS))
         file = LogFile(str(path), "", None if format is None else format.name)
-        found, _ = Reader(options, {}).read(file, Known({}, {}), record_block(lines))
+        result, _ = Reader(options, {}).read(file, ReaderState({}, {}), record_block(lines))
     except Refused:
         return None
-    trial = _Trial([], [], [], [refusal.reason for _, refusal in found.refused])
-    for entry in found.entries:
-        first = len(trial.samples)
+    trial = _Trial([], [], [], [refusal.reason for _, refusal in result.refused])
+    for entry in result.entries:
+        offset = len(trial.samples)
         trial.samples.extend(from_rows([(*row.values,) for row in entry.samples]))
         trial.numbers.extend([entry.record[1]] * len(entry.samples))
         judged = [j for j in entry.judgments if j.votes[0] is None or j.votes[0] != j.votes[1]]
-        trial.pairs.extend((first + j.winner, first + j.loser) for j in judged)
+        trial.pairs.extend((offset + j.winner, offset + j.loser) for j in judged)
     return trial
 
 
-def _with_examples(proposal: Proposal, found: _Trial, lines: Sequence[Line]) -> Proposal:
-    """With the best and the worst samples, each of another prompt where there are enough, or with pairs."""
+def _with_examples(proposal: Proposal, trial: _Trial, lines: Sequence[Line]) -> Proposal:
+    """Add the best and the worst samples, or pairs, from different prompts if there are enough."""
     rows = {line.number: line.value for line in lines}
 
     def example(i: int) -> Example:
-        sample, row, raw = found.samples[i], rows.get(found.numbers[i], {}), None
+        sample, row, raw = trial.samples[i], rows.get(trial.numbers[i], {}), None
         if proposal.judged in row:
             raw = row[proposal.judged]
         elif proposal.judged and not {"*", "["} & set(proposal.judged):
@@ -294,35 +294,35 @@ def _with_examples(proposal: Proposal, found: _Trial, lines: Sequence[Line]) -> 
         reward = None if proposal.is_paired else sample.reward
         return Example(raw, reward, as_text(sample.prompt), sample.response)
 
-    rewards = {i: sample.reward for i, sample in enumerate(found.samples) if sample.reward is not None}
-    best, worst = list(range(min(EXAMPLES, len(found.samples)))), list[int]()
+    rewards = {i: sample.reward for i, sample in enumerate(trial.samples) if sample.reward is not None}
+    best, worst = list(range(min(EXAMPLES, len(trial.samples)))), list[int]()
     if proposal.is_paired:
-        shown = _few([(found.samples[w].prompt_id, (w, x)) for w, x in found.pairs])
+        shown = _few([(trial.samples[w].prompt_id, (w, x)) for w, x in trial.pairs])
         best, worst = [w for w, _ in shown], [x for _, x in shown]
     elif proposal.is_judged and rewards:
         order = sorted(rewards, key=lambda i: rewards[i])
         middle = (rewards[order[0]] + rewards[order[-1]]) / 2
-        high = _few([(found.samples[i].prompt_id, i) for i in reversed(order) if rewards[i] > middle])
-        low = _few([(found.samples[i].prompt_id, i) for i in order if rewards[i] < middle])
+        high = _few([(trial.samples[i].prompt_id, i) for i in reversed(order) if rewards[i] > middle])
+        low = _few([(trial.samples[i].prompt_id, i) for i in order if rewards[i] < middle])
         count = min(len(high), len(low))
         best, worst = high[:count], low[:count]
     return replace(proposal, best=tuple(map(example, best)), worst=tuple(map(example, worst)))
 
 
 def _few(items: Sequence[tuple[str, Any]]) -> list[Any]:
-    """The first ones, of different prompts if there are that many."""
-    first: dict[str, Any] = {}
+    """The first items, from different prompts if there are enough."""
+    by_prompt: dict[str, Any] = {}
     for prompt_id, item in items:
-        first.setdefault(prompt_id, item)
-    shown = list(first.values())[:EXAMPLES]
+        by_prompt.setdefault(prompt_id, item)
+    shown = list(by_prompt.values())[:EXAMPLES]
     return shown + [item for _, item in items if item not in shown][: EXAMPLES - len(shown)]
 
 
 def _guesses(
-    path: Path, columns: tuple[Column, ...], named: str, where: Sequence[str], *, known: bool
+    path: Path, columns: tuple[Column, ...], named: str, locations: Sequence[str], *, has_format: bool
 ) -> Iterator[Proposal]:
-    """Proposals, the likeliest first. `named`: the column that judges; "" for any."""
-    bases = [Judged({}, "prompt and response are those of a known format")] if known else []
+    """Proposals, the likeliest first. `named`: the path of the judging column; "" for any."""
+    bases = [Judged({}, "prompt and response are those of a known format")] if has_format else []
     for base in chain(bases, _responses(columns, named)):
         guess, judged = Proposal(path, columns, dict(base.mapping), lower_is_better=base.lower), base.column
         if judged is None and not guess.is_paired:
@@ -330,7 +330,7 @@ def _guesses(
             judged = next((c for c in columns if c.path == named), ranked[0] if ranked else None)
             guess = replace(guess, others=tuple(c.path for c in ranked if c is not judged))
             if judged is not None:
-                check_scale(judged, where)
+                check_scale(judged, locations)
                 if base.mapping:
                     guess = replace(guess, mapping={**guess.mapping, "reward": judged.path})
                 worth = worth_in(judged)
@@ -347,65 +347,65 @@ def _guesses(
 
 def _unknown_words(guess: Proposal, column: Column) -> Refused:
     worth = {word: "null" if word in column.unrated else "NUMBER" for word in column.distinct[:FEW]}
-    others = (
+    alternatives = (
         f"\nor another column: --guess --reward COLUMN, of {', '.join(guess.others)}" if guess.others else ""
     )
     return Refused(
-        f"{column.path}: nobody knows what its words are worth. What to do: say it, with NUMBER in\n"
-        f"  {guess.command()} --reward-map {shlex.quote(written_words(worth))}{others}"
+        f"{column.path}: the worth of its words is unknown. What to do: replace NUMBER in\n"
+        f"  {guess.command()} --reward-map {shlex.quote(written_words(worth))}{alternatives}"
     )
 
 
 def _about(guess: Proposal, judged: Column | None) -> Iterator[str]:
-    """What a proposal takes as unknown, and what it doesn't use."""
+    """What a proposal takes as unknown, and which columns it doesn't use."""
     if judged is not None and judged.unrated:
         yield f"of {judged.path} taken as unknown: {', '.join(sorted(judged.unrated))}"
-    inside = "".join(guess.mapping.values())
-    matter = [  # what may be a judgment, or what somebody says
+    expressions = "".join(guess.mapping.values())
+    relevant = [  # columns that may hold a judgment or something that somebody wrote
         c for c in guess.columns if c.type in JUDGING or (c.type == "text" and c.is_spoken and not c.is_aside)
     ]
     used = {guess.judged, *guess.others}
-    aside = [c.path for c in matter if c.path not in used and c.path not in inside]
-    if aside:
-        yield f"not used: {', '.join(aside)}"
+    unused = [c.path for c in relevant if c.path not in used and c.path not in expressions]
+    if unused:
+        yield f"not used: {', '.join(unused)}"
 
 
 def _responses(columns: Sequence[Column], named: str) -> Iterator[Judged]:
-    """Mappings of prompt and response, of pairs, or of messages, and why."""
+    """Candidate mappings of prompt and response, of pairs, or of messages, each with its reason."""
     texts = [c for c in columns if c.type in TEXTS and c.tells]
     dialogs = [c for c in columns if c.type == "messages"]
-    asked = [*(c for c in texts if c.type != "texts"), *filter(_is_asked, dialogs)]
-    has_whole_dialogs = not all(map(_is_asked, dialogs))
-    spoken = [c for c in asked if c.is_spoken or c.type == "messages"]
-    prompt = best_named(spoken or asked, "prompt")
-    if prompt is None and len(spoken) < 2:  # short ones, such as 7*8?
-        prompt = best_named([c for c in asked if c.type == "text"], "prompt")
+    questions = [*(c for c in texts if c.type != "texts"), *filter(_ends_unanswered, dialogs)]
+    has_whole_dialogs = not all(map(_ends_unanswered, dialogs))
+    spoken = [c for c in questions if c.is_spoken or c.type == "messages"]
+    prompt = best_named(spoken or questions, "prompt")
+    if prompt is None and len(spoken) < 2:  # prompts may be short, such as 7*8?
+        prompt = best_named([c for c in questions if c.type == "text"], "prompt")
     if prompt is None and len(spoken) > 2 and not any(c.named("response") for c in spoken[:1]):
         prompt = spoken[0]
     if prompt is not None:
-        others = [c for c in texts if c is not prompt]
-        for judged in guessed_pairs(prompt, others, columns, named):
+        choices = [c for c in texts if c is not prompt]
+        for judged in guessed_pairs(prompt, choices, columns, named):
             if judged is None:
                 return
             yield judged
-        verdicts = [c for c in others if c.type == "word" and c.named("reward") and worth_in(c) is not None]
-        said, right = _said([c for c in others if c not in verdicts])
-        response = best_named([c for c in said if c.type != "word" or c.is_spoken] or said, "response")
+        verdicts = [c for c in choices if c.type == "word" and c.named("reward") and worth_in(c) is not None]
+        replies, right = _possible_replies([c for c in choices if c not in verdicts])
+        response = best_named([c for c in replies if c.type != "word" or c.is_spoken] or replies, "response")
         if response is not None and (response.is_spoken or not has_whole_dialogs):
             mapping = {"prompt": prompt.path, "response": response.path, **right}
             yield Judged(mapping, "prompt and response by their names")
     if dialogs:
         dialog = best_named(dialogs, "messages") or dialogs[0]
         yield Judged({"messages": dialog.path}, f"{dialog.path} has messages, the last one of the assistant")
-    yield from _by_content(prompt, texts, columns)
+    yield from _longest_texts(prompt, texts, columns)
 
 
-def _by_content(
+def _longest_texts(
     prompt: Column | None, texts: Sequence[Column], columns: Sequence[Column]
 ) -> Iterator[Judged]:
-    """The response is the longest text but the prompt's, which stands before it; comments, and numbers whose
-    name says so, only where there is nothing else."""
-    long, right = _said([c for c in texts if c.is_spoken or c.type == "texts"])
+    """Take the longest text besides the prompt, which stands before it, as the response. Comments, and
+    numbers whose name says so, are taken only if there is nothing else."""
+    long, right = _possible_replies([c for c in texts if c.is_spoken or c.type == "texts"])
     meant = [c for c in long if not c.is_aside]
     spoken = meant if len(meant) > 1 else long
     if len(spoken) < 2:
@@ -417,23 +417,23 @@ def _by_content(
         return
     response = best_named([c for c in spoken if c is not prompt], "response")
     if response is None:
-        last = [c for c in spoken if c is not prompt and (prompt is not None or c is not spoken[0])]
-        response = max(last, key=lambda c: c.length)
+        remaining = [c for c in spoken if c is not prompt and (prompt is not None or c is not spoken[0])]
+        response = max(remaining, key=lambda c: c.length)
     if prompt is None or prompt is response:
         prompt = next(c for c in spoken if c is not response)
     reason = "prompt and response by content: the columns of long text, in their order"
     yield Judged({"prompt": prompt.path, "response": response.path, **right}, reason)
 
 
-def _said(texts: Sequence[Column]) -> tuple[list[Column], dict[str, str]]:
-    """Those that may be responses, and the mapping of the answer that would be right, where one is named."""
+def _possible_replies(texts: Sequence[Column]) -> tuple[list[Column], dict[str, str]]:
+    """The columns that may be responses, and the mapping of the reference answer, if one is named."""
     right = best_named(texts, "answer")
-    said = [c for c in texts if c is not right]
-    if right is None or not any(c.named("response") for c in said):
+    replies = [c for c in texts if c is not right]
+    if right is None or not any(c.named("response") for c in replies):
         return list(texts), {}
-    return said, {"answer": right.path}
+    return replies, {"answer": right.path}
 
 
-def _is_asked(column: Column) -> bool:
+def _ends_unanswered(column: Column) -> bool:
     """Whether messages end before the assistant's turn."""
     return all(unpacked(value)[-1]["role"] != "assistant" for value in column.values)

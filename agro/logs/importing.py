@@ -1,19 +1,19 @@
-"""Logged responses into the store, whatever their columns are called; whatever is not taken is reported.
+"""Import logged responses into the store, whatever their columns are called, and report what isn't imported.
 
-`--center-by FIELD` makes rewards relative to those of the same value of a field.
+`--center-by FIELD` centers rewards among the records that share a value of a field.
 
-A log with one response a prompt has nothing to compare it with. Where the rewards of one user, task or grader
-are of one kind, a response is compared with the others of that user, task or grader. It isn't a baseline of
-the prompt: prompts that are easier than others of their value keep higher rewards.
+A log with one response per prompt has nothing to compare a response with. If rewards are comparable within a
+user, task or grader, a response is compared with the other responses of that user, task or grader. This is no
+baseline per prompt: prompts that are easier than the others of their value keep higher rewards.
 
-A reward becomes reward − λ (m − m̄), m the mean of the value's *other* records and m̄ of all records. The shift
-doesn't read the record's own reward, so that noise in it doesn't count twice. λ = n τ² / (n τ² + σ²) of n
-other records, σ² the variance of rewards within values and τ² between them (Searle, Casella and McCulloch,
-Variance Components, 1992), so that a value with few records is hardly moved, and none is where values don't
-differ. Rewards stay on their scale.
+A reward becomes reward − λ (m − m̄), with m the mean of the value's *other* records and m̄ that of all records.
+The shift doesn't depend on the record's own reward, so that its noise doesn't count twice. λ = n τ² / (n τ² +
+σ²) for n other records, with σ² the variance of rewards within values and τ² between them (Searle, Casella
+and McCulloch, Variance Components, 1992): rewards of a value with few records hardly move, and none moves if
+values don't differ. Rewards stay on their scale.
 
-The normalizer is recorded in `meta["normalizer"]` of each sample: the `field` and its `value`, the `shift`,
-and the `reward` before. `agro import FILE --replace` without the option goes back to it.
+`meta["normalizer"]` of each sample records the normalizer: the `field` and its `value`, the `shift`, and the
+original `reward`. `agro import FILE --replace` without the option restores it.
 """
 
 from __future__ import annotations
@@ -48,38 +48,38 @@ from agro.store.store import Store
 from agro.types import Prompt, Sample
 
 SHOWN = 10  # refusals that a printed report spells out
-LISTED = 1000  # refusals that are kept in memory; all of more are written to a file
+LISTED = 1000  # refusals kept in memory; if there are more, all are written to a file
 SHORT = 12  # characters of a hash that people read
-LOOKED_AT = 100  # records, for columns that might have been the reward
+LOOKED_AT = 100  # records that are searched for a column of rewards
 CHUNK = 500  # samples whose rewards are set at once
-NOT_UTF8 = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}  # encodings of tables
+NOT_UTF8 = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}  # other encodings of tables
 
 
 @dataclass
 class ImportReport(Counts):
-    """samples, groups, scored, pairs and ties count what is new in the store."""
+    """The report of an import. samples, groups, scored, pairs and ties count what is new in the store."""
 
     samples: int = 0
     groups: int = 0
     scored: int = 0
     pairs: int = 0
     ties: int = 0  # judgments with equal votes, which have no winner
-    duplicates: int = 0  # samples of an earlier import of the same file
-    repeats: int = 0  # new samples whose response equals another one of their group; they are kept
-    repeated: Counter[str] = field(default_factory=Counter)  # samples by their format's rule
-    replaced: int = 0  # samples of an earlier import that were erased for this one
-    before: dict[str, int] = field(default_factory=dict)  # samples of other files of the same names
-    forgotten: int = 0  # samples that were deleted by `agro forget`
-    absent: str = ""  # what --map names and no record has
-    wordless: bool = False  # no reward was a word of --reward-map
+    duplicates: int = 0  # samples that an earlier import of the same file stored
+    repeats: int = 0  # new samples whose response equals another one of their group; they are stored too
+    repeated: Counter[str] = field(default_factory=Counter)  # repeated samples, by their format's rule
+    replaced: int = 0  # samples of an earlier import that this one erased
+    before: dict[str, int] = field(default_factory=dict)  # samples of other files, by equal file name
+    forgotten: int = 0  # samples that `agro forget` deleted
+    absent: str = ""  # fields of --map that no record has
+    wordless: bool = False  # whether no reward was a word of --reward-map
     recognized: str = ""
     lower_is_better: bool = False
-    encodings: dict[str, str] = field(default_factory=dict)  # of tables that aren't in UTF-8
-    unused: list[str] = field(default_factory=list)  # where no sample has a reward: columns of numbers
-    normalized: str = ""  # which rewards were, by --center-by
-    refused: list[Refusal] = field(default_factory=list)  # the first `LISTED` of them
+    encodings: dict[str, str] = field(default_factory=dict)  # of tables that aren't UTF-8, by file name
+    unused: list[str] = field(default_factory=list)  # columns of numbers, if no sample has a reward
+    normalized: str = ""  # what --center-by did
+    refused: list[Refusal] = field(default_factory=list)  # the first `LISTED` refusals
     refused_count: int = 0
-    refused_file: str = ""  # where all are written, one JSON object a line, if they are more than `LISTED`
+    refused_file: str = ""  # lists all refusals as JSON Lines, if there are more than `LISTED`
 
     def refuse(self, refusal: Refusal) -> None:
         self.refused_count += 1
@@ -113,15 +113,15 @@ class ImportReport(Counts):
                 lines.append(line.format(value))
         if self.unused:
             lines.append(
-                f"no reward: columns of numbers that aren't used: {', '.join(self.unused)}; take one with "
-                f"--map reward={self.unused[0]}, or with --reward {self.unused[0]} where there is no --map"
+                f"no reward: columns of numbers that aren't used: {', '.join(self.unused)}; use one with "
+                f"--map reward={self.unused[0]}, or without --map with --reward {self.unused[0]}"
             )
         if self.unknown_ends:
-            words = [f"{word} ({count})" for word, count in self.unknown_ends.items()]
-            more = f" and {len(words) - SHOWN} others" if len(words) > SHOWN else ""
+            ends = [f"{word} ({count})" for word, count in self.unknown_ends.items()]
+            more = f" and {len(ends) - SHOWN} others" if len(ends) > SHOWN else ""
             lines.append(
-                f"end unknown: of {self.unknown_ends.total()} samples it isn't known what their record says: "
-                f"{', '.join(words[:SHOWN])}{more}; where they are cut, write length there"
+                f"end unknown: {self.unknown_ends.total()} samples report an end that agro doesn't know: "
+                f"{', '.join(ends[:SHOWN])}{more}; if it means that they were cut, write length instead"
             )
         if self.columns_left:
             lines.append(f"columns without --map, dropped: {', '.join(self.columns_left)}")
@@ -129,27 +129,27 @@ class ImportReport(Counts):
             lines.append(f"refused: {self.refused_count}")
             lines += [f"  {refusal.where}: {refusal.reason}" for refusal in self.refused[:SHOWN]]
         if self.refused_count > SHOWN:
-            where = f"all are in {self.refused_file}" if self.refused_count > LISTED else "--json lists all"
-            lines.append(f"  … and {self.refused_count - SHOWN} more ({where})")
+            hint = f"all are in {self.refused_file}" if self.refused_count > LISTED else "--json lists all"
+            lines.append(f"  … and {self.refused_count - SHOWN} more ({hint})")
         return "\n".join(lines)
 
 
-LINES = {  # of a printed report, by what is counted, of several things by their names
-    "lower_is_better": "lower is better: of a reward r the negative -r is stored; of a pair the loser wins",
+LINES = {  # lines of a printed report, by field of `ImportReport`; a dict has one line per item
+    "lower_is_better": "lower is better: rewards are stored negated, pairs with winner and loser swapped",
     "encodings": "{}: isn't UTF-8; read as {}",
-    "ties": "ties: {} judgments with equal votes, no pairs but to an objective that reads votes",
+    "ties": "ties: {} judgments with equal votes; they are pairs only for an objective that uses votes",
     "duplicates": "not taken again: {} samples of an earlier import of the same file",
     "repeats": "repeats: {} of the new samples equal another one of their group; all are kept",
     "normalized": "{}",
     "cut": "cut: {} samples; no end is learned behind them",
     "repeated": "repeats of {}: {} not taken again",
     "replaced": "replaced: {} samples of an earlier import of the same file",
-    "before": "{}: another file of this name was imported before ({} samples). Where this is a newer version "
-    "of it, records of both are there twice: import it into a new store instead",
+    "before": "{}: another file of this name was imported before ({} samples). If this is a newer version "
+    "of it, the records in both are stored twice: import it into a new store instead",
     "forgotten": "not taken again: {} samples that were deleted by agro forget",
     "dropped": "dropped {}: in {} records",
     "redacted": "redacted {}: {} times",
-    "tokens_dropped": "tokens dropped, since their text was changed: of {} samples",
+    "tokens_dropped": "tokens dropped from {} samples, whose text was changed",
     "left_out": "left out: {1} records: {0}",
     "without_value": "--map {}: {} records have no value there: unknown",
     "absent": "--map {}: no record has a value there; correct it with --replace",
@@ -158,22 +158,22 @@ LINES = {  # of a printed report, by what is counted, of several things by their
 
 
 def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Options]) -> ImportReport:
-    """Take the records of files into the store, of JSON Lines, Parquet or whatever `agro formats` lists.
+    """Import the records of files (JSON Lines, Parquet, or any format of `agro formats`) into the store.
 
-    A response is identified by the content of its file, its record and its column: a second import adds
-    nothing. Records that are refused are in the report, the others are taken. Raises `Refused` where a file
-    can't be read, or was read with other options before, and takes nothing then; and where all records are
-    refused.
+    A response is identified by the content of its file, its record and its column, so that a second import
+    adds nothing. The report lists the records that are refused; the others are imported. Raises `Refused`,
+    and imports nothing, if a file can't be read or was imported with other options before, or if all records
+    are refused.
 
-    Each process of `workers` runs the script that called this again, but for what it does under
-    `if __name__ == "__main__":`. There the call has to be.
+    Each process of `workers` runs the calling script again, except for what stands under
+    `if __name__ == "__main__":`, where this call therefore has to be.
     """
     mapping, limit, workers = options.get("mapping") or {}, options.get("limit"), options.get("workers", 1)
     join, prompts_file, prompts = options.get("join"), options.get("prompts"), dict[str, Prompt]()
     _check(options)
     if prompts_file is not None:
         loaded = load_prompts(prompts_file)
-        # By `prompt_id`, and by an `id` among the columns where that is another.
+        # By `prompt_id`, and by a differing `id` among the columns.
         prompts = {str(p.columns["id"]): p for p in loaded if p.columns.get("id") is not None}
         prompts |= {p.id: p for p in loaded}
     reader = Reader(options, prompts, joined(Path(join)) if join is not None else {})
@@ -188,25 +188,24 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
         writer.check(path, digest)
     center_by = options.get("center_by")
     is_whole = options.get("strict") or options.get("replace") or center_by
-    # Other processes read, but where it takes one that has seen all records before, or few.
-    others = 0 if workers == 1 or join is not None or limit is not None else workers
+    # This process reads alone if it holds joined records, or if a limit leaves few.
+    readers = 0 if workers == 1 or join is not None or limit is not None else workers
     current = LogFile("", "", None)
     with (
         _uncollected(),
         store.transaction() if is_whole else nullcontext(),
-        closing(read_in_order(reader, _blocks(files, options), options, prompts, others)) as results,
+        closing(read_in_order(reader, _blocks(files, options), options, prompts, readers)) as results,
     ):
-        for file, block, found in results:
+        for file, block, result in results:
             if file is not current:
                 writer.begin(Path(file.path), file.digest)
                 current = file
-            refused = found.refused + writer.write(found.entries, block.numbers)
+            refused = result.refused + writer.write(result.entries, block.numbers)
             for _, refusal in sorted(refused, key=lambda each: each[0]):
                 report.refuse(refusal)
-            report.count(found)
-            del block, found
+            report.count(result)
+            del block, result
             gc.collect(0)
-        # What was added has so many groups, and responses that equal an earlier one of their group.
         digests = [digest for _, digest in files]
         report.groups, report.repeats = store.imports.repeats(digests, writer.last)
         report.absent = ", ".join(name for name in report.without_value if not report.with_value[name])
@@ -230,9 +229,8 @@ def _check(options: Options) -> None:
         raise Refused(f"workers: expected 1 or more processes, got {workers}")
     if workers > 1 and getattr(current_process(), "_inheriting", False):  # as multiprocessing itself tells
         raise Refused(
-            "workers: a process that is to read records for this import runs the script again, which came to "
-            'the import. What to do: put what the script does under `if __name__ == "__main__":`, or import '
-            "with workers = 1"
+            "workers: a reader process of this import ran the script again, and came to the import. What to "
+            'do: put what the script does under `if __name__ == "__main__":`, or import with workers = 1'
         )
     if "reward" in mapping and options.get("rewards"):
         raise Refused("--map reward=… and --reward: both say what the reward is; give one of them")
@@ -261,7 +259,7 @@ def _blocks(files: Sequence[tuple[Path, str]], options: Options) -> Iterator[tup
 
 
 def _ratings(path: Path) -> list[str]:
-    """The columns of a file's first records that aren't taken and have numbers, flags or ratings."""
+    """The unused columns of a file's first records that hold numbers, flags or ratings."""
     if on_hub(path) or format_at(path) is not None:
         return []
     names: dict[str, None] = {}
@@ -274,8 +272,8 @@ def _ratings(path: Path) -> list[str]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without Python's own garbage collections: looking for cycles among thousands of records, which have
-    none, takes a third of the time."""
+    """Disable Python's garbage collection: its search for cycles among thousands of records, which have none,
+    takes a third of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -286,14 +284,14 @@ def _uncollected() -> Iterator[None]:
 
 
 def _check_taken(report: ImportReport, paths: Sequence[str | Path], *, strict: bool) -> None:
-    """Raise `Refused` where no record was taken, and with `strict` where any is refused."""
+    """Raise `Refused` if no record was imported, and with `strict` if any is refused."""
     examples = [f"  {refusal.where}: {refusal.reason}" for refusal in report.refused[:SHOWN]]
     if strict and report.refused:
         several = "\n".join(examples)
         raise Refused(
             f"--strict: expected all records to be taken, got {report.refused_count} refused, such as\n"
             f"{several}\n"
-            "Nothing is stored. What to do: mend them, or import without --strict, which leaves them out"
+            "Nothing is stored. What to do: correct them, or import without --strict, which leaves them out"
         )
     if report.samples or report.duplicates or report.repeated or report.forgotten:
         return
@@ -308,7 +306,7 @@ def _check_taken(report: ImportReport, paths: Sequence[str | Path], *, strict: b
 
 
 class EntryWriter:
-    """Adds entries to the store, and reports what is new."""
+    """Writes entries to the store, and reports what is new."""
 
     def __init__(self, store: Store, report: ImportReport, options: Options) -> None:
         self._store, self._report = store, report
@@ -317,7 +315,7 @@ class EntryWriter:
         self.last = store.tables.last_id()  # before this import
 
     def check(self, path: Path, digest: str) -> None:
-        """Raise `Refused` for a file that was read with other options, and for one that can't be replaced."""
+        """Raise `Refused` for a file that was imported with other options, or that can't be replaced."""
         prior = self._store.imports.imported(digest)
         if prior is None:
             earlier = self._store.imports.samples_of_others(path.name, digest)
@@ -330,11 +328,11 @@ class EntryWriter:
             )
         differs = differing(prior.options, self._options) if prior is not None else []
         if prior is not None and differs and not self._is_replacing:
-            before = {name: value for name, value in prior.options.items() if f"--{name}" in differs}
+            previous = {name: value for name, value in prior.options.items() if f"--{name}" in differs}
             raise Refused(
                 f"{path}: imported before with other options ({', '.join(differs)}). They were "
-                f"{before or 'none'}. What to do: give the same, or --replace, which takes its records anew "
-                "in place of what is stored of them"
+                f"{previous or 'none'}. What to do: give the same, or --replace, which imports its records "
+                "again and replaces what is stored of them"
             )
         runs = self._store.draws.trained(ids)
         if runs:
@@ -344,7 +342,6 @@ class EntryWriter:
             )
 
     def begin(self, path: Path, digest: str) -> None:
-        """Begin with the records of a file."""
         self._path, self._digest = path, digest
         self._counts = KeyCounts(self._store.tables)
         if self._is_replacing:
@@ -353,7 +350,7 @@ class EntryWriter:
     def write(self, entries: Sequence[Entry], numbers: tuple[int, int]) -> list[tuple[int, Refusal]]:
         """Add the entries of records `numbers` (first and last) that aren't in the store yet.
 
-        Returns those that are refused, with their number: their prompt isn't that of their group.
+        Returns refusals with their records' numbers, for entries whose prompt isn't that of their group.
         """
         store, report, refused, pairs = self._store, self._report, [], list[Pair]()
         repeats = list({id(entry.same): entry.same for entry in entries if entry.same}.values())
@@ -398,19 +395,19 @@ class EntryWriter:
             prior = store.imports.imported(self._digest)
             name, license = (self._path.name, None) if prior is None else (prior.name, prior.license)
             file = ImportedFile(self._digest, name, self._options, self._license or license)
-            if file != prior and (new or prior is not None):  # once anything of it was read
+            if file != prior and (new or prior is not None):  # once any record was imported
                 store.imports.note_import(file)
         return refused
 
 
 def reading(options: Options) -> dict[str, Any]:
-    """What a record becomes depends on these options, by the names of the command line; without unset ones.
+    """The options that decide what is made of a record, by their command-line names, without unset ones.
 
-    Files are known by their content, and patterns, which may have what isn't to be stored, by a hash.
+    Files are identified by their content; patterns by a hash, since they may contain what must not be stored.
     """
     tokenizer, format = options.get("tokenizer"), options.get("format")
     if format is not None and (format.endswith(".toml") or plugins.is_reference(format)):
-        # One of the user's own is known by its content too.
+        # A user's format is identified by its content too.
         content = fingerprint(format) if format.endswith(".toml") else digest_of_module(format) or ""
         format = f"{Path(format).name} {content[:SHORT]}".strip()
     values: dict[str, Any] = {
@@ -435,18 +432,18 @@ def reading(options: Options) -> dict[str, Any]:
 
 
 def differing(previous: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """The options that differ, as they are called on the command line."""
+    """The command-line names of the options that differ."""
     names = dict.fromkeys((*previous, *current))
     return [f"--{name}" for name in names if previous.get(name) != current.get(name)]
 
 
 @dataclass
 class Statistics:
-    """Of the rewards with one value of the field (Welford's algorithm)."""
+    """Running statistics of the rewards with one value of the field (Welford's algorithm)."""
 
     count: int = 0
     mean: float = 0.0
-    squares: float = 0.0  # of differences to the mean
+    squares: float = 0.0  # sum of squared differences from the mean
 
     def add(self, reward: float) -> None:
         self.count += 1
@@ -457,9 +454,9 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Components:
-    """Variances of rewards: between the values of a field, and within them.
+    """Variance components of rewards: between the values of a field, and within them.
 
-    `surprise`: by how many standard errors the variance of the values' means is above that of chance.
+    `surprise`: by how many standard errors the variance of the values' means exceeds that of chance.
     """
 
     mean: float
@@ -469,9 +466,9 @@ class Components:
 
     @classmethod
     def of(cls, values: Iterable[Statistics]) -> Components:
-        """By the method of moments, of unbalanced data; a negative variance is 0.
+        """Estimate by the method of moments for unbalanced data; a negative variance is 0.
 
-        One value, or none with two rewards: nothing is between them.
+        With one value, or without a value that has two rewards, `between` is 0.
         """
         every = list(values)
         n, groups = sum(v.count for v in every), len(every)
@@ -480,31 +477,31 @@ class Components:
             return cls(mean, 0.0, 0.0, 0.0)
         within = sum(v.squares for v in every) / (n - groups)
         among = sum(v.count * (v.mean - mean) ** 2 for v in every) / (groups - 1)
-        typical = (n - sum(v.count**2 for v in every) / n) / (groups - 1)  # records of a value
+        typical = (n - sum(v.count**2 for v in every) / n) / (groups - 1)  # records per value
         error = within * math.sqrt(2 / (groups - 1) + 2 / (n - groups))
         surprise = (among - within) / error if error else math.inf * (among > within)
         return cls(mean, max(0.0, (among - within) / typical), within, surprise)
 
     @property
     def share(self) -> float:
-        """Of the variance that is between values."""
+        """The share of the variance that is between values."""
         total = self.between + self.within
         return self.between / total if total else 0.0
 
     def shift(self, value: Statistics, reward: float) -> float:
-        """What is subtracted from a reward, one of `value`."""
-        others = value.count - 1
-        if not others or not self.between:
+        """The amount to subtract from a reward, which is one of `value`."""
+        peers = value.count - 1
+        if not peers or not self.between:
             return 0.0
-        mean = value.mean + (value.mean - reward) / others
-        return (mean - self.mean) * others * self.between / (others * self.between + self.within)
+        mean = value.mean + (value.mean - reward) / peers
+        return (mean - self.mean) * peers * self.between / (peers * self.between + self.within)
 
 
 def center_rewards(store: Store, field: str, files: Sequence[str] | None = None) -> str:
-    """Center the rewards of the samples that aren't centered yet, and say what became of them.
+    """Center the rewards of the samples that aren't centered yet, and return a summary.
 
-    `files`: of these imported files (by their hashes), by default of the store. `field`: source, role, or a
-    field of `meta`, dotted where it is inside of another. Raises `Refused` for scored samples without it. All
+    `files`: hashes of the imported files to center, by default the whole store. `field`: source, role, or a
+    field of `meta`, dotted if it is nested. Raises `Refused` for a scored sample without the field. All
     rewards change, or none.
     """
     statistics: dict[str, Statistics] = {}
@@ -522,17 +519,17 @@ def center_rewards(store: Store, field: str, files: Sequence[str] | None = None)
                 shift = components.shift(statistics[key], sample.reward)
                 normalizer = {"field": field, "value": json.loads(key), "shift": shift}
                 entries: dict[str, Any] = {"normalizer": normalizer | {"reward": sample.reward}}
-                if "reward_parts" in sample.meta:  # which a later scoring would drop
+                if "reward_parts" in sample.meta:  # or setting the reward would drop them
                     entries["reward_parts"] = sample.meta["reward_parts"]
                 scores.append((sample.id, sample.reward - shift, entries))
             store.set_rewards(scores)
             done += len(part)
-    by = f"{done} rewards by {len(statistics)} values of {field}"
-    return f"centered: {by}, between which {components.share:.0%} of their variance was"
+    summary = f"{done} rewards by {len(statistics)} values of {field}"
+    return f"centered: {summary}, between which {components.share:.0%} of their variance was"
 
 
 def _scored(store: Store, files: Sequence[str] | None, field: str) -> Iterator[tuple[Sample, str]]:
-    """The scored samples that aren't centered, with the value of the field as JSON."""
+    """The scored samples that aren't centered yet, each with its value of the field as JSON."""
     ids = None if files is None else [i for file in files for i in store.imports.file_samples(file)[0]]
     column = field.removeprefix("meta.")
     for sample in store.samples(ids=ids, scored=True):

@@ -1,8 +1,8 @@
-"""The interchange record: a sample as one JSON object, bit by bit; preferences and conversations beside it.
+"""The interchange record, a sample as one JSON object without loss, and the preference record.
 
-Arrays are lists, NaN is null. `mask` marks the tokens to learn from; `action`, those that the policy chose,
-is given as well where the two differ. `kept` has the kept sets of all tokens one after the other, and
-`kept_count` says how many ids belong to each token. Other keys are in `meta`.
+Arrays are lists, NaN is null. `mask` marks the tokens to learn from. `action` marks those that the policy
+chose, if they differ. `kept` concatenates the kept sets of all tokens, and `kept_count` has the number of ids
+of each token. Other keys are in `meta`.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from agro.types.conversation import declarations, normalized, with_tools
 
 
 class WrongValue(Exception):
-    """A value that its field can't have. Its argument: the index of the wrong item, where it is a list."""
+    """A value that its field can't have. Its argument is the index of the wrong item in a list."""
 
 
 class Field(NamedTuple):
-    """`convert` returns the value of a sample of one that `fits`, or raises `WrongValue`."""
+    """A field's type. `convert` turns a value that `fits` into a sample's, or raises `WrongValue`."""
 
     expected: str
     fits: Callable[[Any], bool]
     convert: Callable[[Any], Any] = lambda value: value
 
 
-NEEDED = ("prompt", "response", "chosen", "rejected")  # in the kinds of records that have these fields
+NEEDED = ("prompt", "response", "chosen", "rejected")  # required in the records that have these fields
 
 
 def typed_fields(record: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
-    """The values of these fields that a record has; null is unknown.
+    """The record's values of these fields; null is unknown.
 
-    Raises `Refused` naming the field, what was expected and what came.
+    Raises `Refused` with the field, what was expected and what came.
     """
     values: dict[str, Any] = {}
     for name, value in record.items():
@@ -65,14 +65,14 @@ def typed_fields(record: Mapping[str, Any], fields: Mapping[str, Field]) -> dict
 
 
 def _is(*kinds: type) -> Callable[[Any], bool]:
-    """Values of these types; true and false are no integers."""
+    """A test for values of these types; true and false aren't integers."""
     return lambda value: isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
 
 
 def _is_finite(value: Any) -> bool:
     try:
         return isinstance(value, float | int) and math.isfinite(value)
-    except OverflowError:  # an integer that is too large for any float
+    except OverflowError:  # an integer too large for a float
         return False
 
 
@@ -104,13 +104,13 @@ def _flags(value: Any) -> NDArray[np.bool_]:
 
 
 def _array(value: Any, dtype: type[np.generic], types: set[type]) -> NDArray[Any]:
-    """A list of values of these types; it can't be written to, so that a sample needs no copy."""
+    """An array of values of these types, read-only so that a sample needs no copy."""
     if not types.issuperset(map(type, value)):
         raise WrongValue(next(i for i, x in enumerate(value) if type(x) not in types))
     try:
         with np.errstate(over="ignore"):
             array = np.array(value, dtype)
-    except OverflowError:  # an integer, too large for the type, or for any float
+    except OverflowError:  # an integer too large for the type, or for a float
         largest = 2**31 if dtype is np.int32 else sys.float_info.max
         raise WrongValue(
             next(i for i, x in enumerate(value) if x is not None and abs(x) >= largest)
@@ -122,7 +122,7 @@ def _array(value: Any, dtype: type[np.generic], types: set[type]) -> NDArray[Any
 
 
 _LIST, _ANY = _is(list), lambda value: True
-_IDS = Field(  # `Sample` refuses those below 0
+_IDS = Field(  # `Sample` refuses ids below 0
     "a list of token ids: integers from 0 to 2³¹ - 1", _LIST, lambda value: _array(value, np.int32, {int})
 )
 _FLAGS = Field("a list of true and false, or of 1 and 0", _LIST, _flags)
@@ -136,7 +136,7 @@ _VOTES = Field(
     "a number of 0 or more", lambda value: type(value) is not bool and _is_finite(value) and value >= 0, float
 )
 
-# One response.
+# A record of one response.
 RECORD = {
     "prompt": Field("text, or a list of messages with 'role' and 'content'", _is(str, list), _messages),
     "response": _TEXT,
@@ -155,7 +155,7 @@ RECORD = {
     "kept_count": _IDS._replace(expected="a list of integers of 0 or more"),
     "context_tokens": _IDS,
     "token_reward": _NUMBERS,
-    "model": Field("text", _ANY),  # checked where it is the source
+    "model": Field("text", _ANY),  # checked if it becomes the source
     "version": Field(
         "an integer (optimizer steps; -1: unknown), or a list of one per token", _is(int, list), _version
     ),
@@ -165,7 +165,7 @@ RECORD = {
 }
 FIELDS = tuple(RECORD)
 
-# Two responses to a prompt, the chosen one better; the other fields are as of a record.
+# Further fields of a record of two responses, the chosen one better.
 PREFERENCE = {
     "chosen": _TEXT,
     "rejected": _TEXT,
@@ -182,12 +182,12 @@ def from_record(
     tokenizer: Tokenizer | None = None,
     is_json: bool = False,
 ) -> Sample:
-    """The sample of a record; null is unknown. `role` and `source` are those of records without.
+    """The sample of a record; null is unknown. `role` and `source` are the defaults of these fields.
 
-    `is_json`: whether the record was read of JSON, so that the store can hold all that is in it.
+    `is_json`: whether the record was read from JSON, so that the store can hold all of its values.
 
-    Tokens without a mask are those of the response alone: `tokenizer`, which made them, puts those of the
-    prompt before them. Raises `Refused` naming the field.
+    Tokens without a mask are those of the response alone; `tokenizer`, which made them, adds those of the
+    prompt before them. Raises `Refused` with the field.
     """
     if not is_json and is_unknown(record.get("reward")):
         record = {**record, "reward": None}
@@ -222,7 +222,7 @@ def from_record(
 
 
 def _meta(meta: dict[str, Any], record: Mapping[str, Any], answer: Any, model: Any) -> dict[str, Any]:
-    """The record's `meta`, and all values without a field of a sample."""
+    """The record's `meta`, with all values that have no field in a sample."""
     extras = {name: value for name, value in record.items() if name not in RECORD}
     extras |= {} if answer is None else {"answer": answer}
     extras |= {} if model is None else {"model": model}
@@ -235,9 +235,9 @@ def _meta(meta: dict[str, Any], record: Mapping[str, Any], answer: Any, model: A
 
 
 def _normalize(fields: dict[str, Any]) -> None:
-    """Bring the messages of prompt and response into one form, with the declarations of tools.
+    """Normalize the messages of prompt and response, and add the declarations of tools to the prompt.
 
-    What declares none, such as their names alone, and the tools of a text stay in `meta`.
+    Tools without declarations, such as mere names, and those of a text prompt stay in `meta`.
     """
     meta = fields["meta"]
     for name in ("functions", "tools"):
@@ -254,11 +254,11 @@ def _normalize(fields: dict[str, Any]) -> None:
 
 
 def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The tokens of a record, and the values of each, after those of the prompt."""
+    """Put the prompt's tokens before those of a record, and unknown values before its values per token."""
     if tokenizer is None:
         raise Refused(
             "tokens: without a mask they are the response's alone; name the model whose tokenizer made them "
-            "(--tokenizer MODEL), to put the prompt's before them, or give the prompt's as well, and a mask"
+            "(--tokenizer MODEL), which adds the prompt's before them, or give the prompt's too, and a mask"
         )
     tokens = fields["tokens"].tolist()
     text = tokenizer.decode(tokens)
@@ -267,10 +267,10 @@ def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dic
             f"tokens: expected those of the response {fields['response']!r:.80}, got those of {text!r:.80}; "
             "give the tokenizer that made them, or drop the column"
         )
-    before = tokenizer.prompt(fields["prompt"])
+    prompt_ids = tokenizer.prompt(fields["prompt"])
     changes: dict[str, Any] = {
-        "tokens": np.array(before + tokens, np.int32),
-        "mask": np.arange(len(before) + len(tokens)) >= len(before),
+        "tokens": np.array(prompt_ids + tokens, np.int32),
+        "mask": np.arange(len(prompt_ids) + len(tokens)) >= len(prompt_ids),
         "tokenizer": tokenizer.fingerprint,
     }
     unknowns = {"behavior_logp": np.nan, "token_reward": np.nan, "version": UNKNOWN_VERSION, "kept_count": 0}
@@ -282,5 +282,5 @@ def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dic
                     f"{name}: expected one value for each of the response's {len(tokens)} tokens, "
                     f"got {len(column)}"
                 )
-            changes[name] = np.concatenate([np.full(len(before), unknown, column.dtype), column])
+            changes[name] = np.concatenate([np.full(len(prompt_ids), unknown, column.dtype), column])
     return changes

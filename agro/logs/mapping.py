@@ -1,9 +1,9 @@
-"""Foreign columns as fields of the interchange record: `--map FIELD=COLUMN`.
+"""Map foreign columns to fields of the interchange record: `--map FIELD=COLUMN`.
 
 COLUMN is the name of a column or a JMESPath expression (`output.text`, `choices[0].message.content`). A `*`
-in it stands for every key of an object, the same key in all fields, which names the source, or for every item
-of a list. A list of responses is one record a response, in step with the other lists. `Columns` says the same
-of the columns of a known format.
+in it stands for every item of a list, or for every key of an object: the same key in all fields, and it names
+the source. A list of responses gives one record per response, with the matching items of the other lists.
+`Columns` does the same for the columns of a known format.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from agro.io.peers import did_you_mean
 from agro.logs.interchange import FIELDS, PREFERENCE
 from agro.logs.protocol import Context, Item, Row
 from agro.logs.records import Record, exchange
-from agro.logs.values import integer, number, of_length, total
+from agro.logs.values import integer, list_of_length, number, total
 
-OPTIONAL = ("reward", "votes_chosen", "votes_rejected")  # unknown where a record doesn't have the column
+OPTIONAL = ("reward", "votes_chosen", "votes_rejected")  # unknown in a record without the column
 MAPPABLE = (*FIELDS, *PREFERENCE, "messages")
 _COMMON = ("answer", "meta", "sampling")  # a list in these belongs to every response
 
 
 def parse_map(items: Iterable[str]) -> dict[str, str]:
-    """The mapping of `FIELD=COLUMN` texts. Raises `Refused` for other texts and unknown fields."""
+    """Parse `FIELD=COLUMN` texts. Raises `Refused` for other texts and unknown fields."""
     mapping: dict[str, str] = {}
     for item in items:
         name, equals, column = (part.strip() for part in item.partition("="))
@@ -60,30 +60,30 @@ def parse_map(items: Iterable[str]) -> dict[str, str]:
     return mapping
 
 
-def check_map(mapping: Mapping[str, str], where: str = "--map ") -> None:
-    """Raise `Refused` for a field that the record doesn't have. `where`: what messages begin with."""
+def check_map(mapping: Mapping[str, str], prefix: str = "--map ") -> None:
+    """Raise `Refused` for a field that the record doesn't have. `prefix`: the beginning of the message."""
     for name, column in mapping.items():
         if name not in MAPPABLE and not (name.startswith("meta.") and name != "meta."):
             hint = did_you_mean(name, MAPPABLE) or f"the fields are {', '.join(MAPPABLE)}"
             raise Refused(
-                f"{where}{name}={column}: the record has no field {name}; {hint} (meta.{name} keeps the "
+                f"{prefix}{name}={column}: the record has no field {name}; {hint} (meta.{name} keeps the "
                 "column under its own name)"
             )
 
 
-def check_expressions(mapping: Mapping[str, str], where: str, names: Collection[str] = ()) -> None:
-    """Raise `Refused` for a column that is none of `names`, and no JMESPath expression."""
+def check_expressions(mapping: Mapping[str, str], prefix: str, names: Collection[str] = ()) -> None:
+    """Raise `Refused` for a column that is neither one of `names` nor a JMESPath expression."""
     for name, column in mapping.items():
         problems = filter(None, (problem_of(part) for part in _parse(column) if part))
         if column not in names and (problem := next(problems, "")):
             raise Refused(
-                f"{where}{name}={column}: expected a column or a JMESPath expression: {problem}. A column "
+                f"{prefix}{name}={column}: expected a column or a JMESPath expression: {problem}. A column "
                 f"of that name is written in quotes, {json.dumps(column, ensure_ascii=False)}"
             )
 
 
 class Part(NamedTuple):
-    """One record of a row. `columns`: those of its fields that have another name in the row."""
+    """One record of a row. `columns`: the row's columns by field, for fields that have another name there."""
 
     record: dict[str, Any]
     columns: Mapping[str, str] = MappingProxyType({})
@@ -94,7 +94,7 @@ class Part(NamedTuple):
 
 
 def unmapped(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[str]:
-    """The columns of a row that a mapping, where there is one, leaves behind."""
+    """The columns of a row that a mapping doesn't use; none without a mapping."""
     if not mapping:
         return []
     used = heads(mapping.values()) | set(mapping.values())
@@ -109,16 +109,14 @@ class _Match(NamedTuple):
     value: Any
 
 
-_Matches = dict[str | int | None, _Match]  # by what the column's wildcard stands for; None without one
+_Matches = dict[str | int | None, _Match]  # by the key or index that the wildcard matched; None without one
 
 
 def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
-    """The records of one row. An item of its list that lacks a field is refused alone.
+    """The records of one row. A list item that lacks a field is refused alone.
 
-    Raises `Refused` for missing columns, and for lists of different lengths.
-
-    Fields without a mapping are read under their own names; other columns only where there is no mapping at
-    all.
+    Raises `Refused` for missing columns, and for lists of different lengths. A field without a mapping is
+    read from the column of its name; other columns are read only if there is no mapping at all.
     """
     if not mapping:
         return [Part(dict(row))]
@@ -154,8 +152,8 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
 
 
 def _values(row: Mapping[str, Any], name: str, column: str) -> _Matches:
-    """The values of a field. Raises `Refused` where there is none; of `OPTIONAL` without a wildcard that is
-    unknown."""
+    """The values of a field. Raises `Refused` if there are none, except for one of `OPTIONAL` without a
+    wildcard, which is unknown then."""
     is_optional = name in OPTIONAL
     is_logic = compiled(_parse(column)[0]).parsed["type"] in _LOGIC
     try:
@@ -169,15 +167,15 @@ def _values(row: Mapping[str, Any], name: str, column: str) -> _Matches:
     used = heads([column])
     if is_logic and used <= row.keys():
         empty = " and ".join(name for name in used if is_unknown(row[name]))
-        where = f", where {empty} is empty" if empty else ""
-        raise Refused(f"{name}: {column} gives nothing here{where}")
+        cause = f", where {empty} is empty" if empty else ""
+        raise Refused(f"{name}: {column} gives nothing here{cause}")
     problem = problem_of(column)
     hint = f"as a JMESPath expression: {problem}" if problem else "an item of a list is LIST[0]"
     raise Refused(f"{name}: no column {column}; there are {', '.join(row) or 'none'} ({hint})")
 
 
 def _in_step(part: Part) -> list[Part]:
-    """A record a response, where there is a list of these."""
+    """One record per response, if the record has a list of them."""
     lead = "chosen" if "chosen" in part.record else "response"
     values, parts = part.record.get(lead), [part]
     if isinstance(values, list) and not _is_messages(lead, values):
@@ -190,7 +188,7 @@ def _in_step(part: Part) -> list[Part]:
         }
         n = len(values)
         for name, value in lists.items():
-            of_length(value, part.column(name), n, f"values, as {part.column(lead)} has")
+            list_of_length(value, part.column(name), n, f"values, as {part.column(lead)} has")
         if not n:
             raise Refused(f"{part.column(lead)}: expected at least one response, got an empty list")
         parts = []
@@ -198,7 +196,7 @@ def _in_step(part: Part) -> list[Part]:
             record = part.record | {name: value[i] for name, value in lists.items()}
             columns = {**part.columns, **{name: f"{part.column(name)}[{i}]" for name in lists}}
             parts.append(part._replace(record=record, columns=columns))
-    for each in parts:  # what is called meta.NAME stands inside `meta`
+    for each in parts:  # move the fields meta.NAME into `meta`
         named = {name: each.record.pop(name) for name in tuple(each.record) if name.startswith("meta.")}
         if named:
             meta = entry(each.record.get("meta"), "meta")
@@ -207,19 +205,19 @@ def _in_step(part: Part) -> list[Part]:
 
 
 def _is_messages(name: str, value: list[Any]) -> bool:
-    """Whether a list is one conversation: a prompt, or a response that isn't of several one-turn ones."""
+    """Whether a list is one conversation, rather than several prompts or one-turn responses."""
     if name == "prompt":
         return all(isinstance(x, dict) for x in value)
     return are_messages(value) and any(turn["role"] != "assistant" for turn in value)
 
 
-# The first wildcard of an expression, with the dots around it; what stands in quotes isn't one.
+# The first wildcard of an expression, outside quotes, with the dots around it.
 _STAR = re.compile(r"""^((?:[^"'`*]|"[^"]*"|'[^']*'|`[^`]*`)*?)(?:(?:^|\.)\*(?=\.|$)|\[\*\])""")
 
 
 @cache
 def _parse(column: str) -> tuple[str, str | None]:
-    """Where a column is: an expression and None, or the two expressions around its first wildcard."""
+    """The expressions before and after a column's first wildcard; without one the expression and None."""
     star = _STAR.match(column)
     return (column, None) if star is None else (star[1], column[star.end() :].removeprefix("."))
 
@@ -227,7 +225,7 @@ def _parse(column: str) -> tuple[str, str | None]:
 def _matches(
     row: Mapping[str, Any], column: str, interpreter: type[TreeInterpreter] = TreeInterpreter
 ) -> _Matches:
-    """The values at a column; one that isn't there has none."""
+    """The values at a column; empty for a missing one."""
     if column in row:
         return {None: _Match(column, row[column])}
     prefix, suffix = _parse(column)
@@ -252,7 +250,7 @@ def _matches(
 
 
 def _inside(value: Any, expression: str, interpreter: type[TreeInterpreter]) -> tuple[bool, Any]:
-    """As `value_at`; of every item of a list, where JMESPath leaves out the unknown ones."""
+    """Like `value_at`, but keeps the unknown items of a list, which JMESPath leaves out."""
     star = _STAR.match(expression)
     if star is None or not star[0].endswith("[*]"):
         return value_at(value, expression, interpreter)
@@ -264,39 +262,39 @@ def _inside(value: Any, expression: str, interpreter: type[TreeInterpreter]) -> 
 
 
 def heads(expressions: Iterable[str]) -> set[str]:
-    """The columns of a record in which the paths of expressions begin."""
+    """The columns of a record at which the paths of expressions begin."""
     return {name for expression in expressions for name in _heads(expression)}
 
 
 @cache
 def _heads(expression: str) -> frozenset[str]:
-    found, trees = set[str](), [compiled(_parse(expression)[0]).parsed]
+    columns, trees = set[str](), [compiled(_parse(expression)[0]).parsed]
     while trees:
         tree = trees.pop()
         children = [child for child in tree.get("children") or () if isinstance(child, dict)]
         if tree["type"] == "field":
-            found.add(str(tree["value"]))
-        else:  # what begins at one place goes on from its first child
+            columns.add(str(tree["value"]))
+        else:  # a path starts with its first child
             trees += children if tree["type"] in _SEVERAL else children[:1]
-    return frozenset(found)
+    return frozenset(columns)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """One response of a row."""
+    """The columns of a format whose rows have one response each."""
 
     prompt: str
-    response: str | tuple[str, ...]  # of several the first that a record has
+    response: str | tuple[str, ...]  # one column, or several of which the first that a record has is read
     model: str = ""
     answer: str = ""
     role: str = ""
     reward: str = ""  # a number
-    rewards: str = ""  # numbers by name; --reward says which of several count
-    judge: Callable[[Row, Context], float | None] | None = None  # the reward, of other columns
-    meta: Mapping[str, str] = field(default_factory=dict)  # by names in `meta`
-    integers: tuple[str, ...] = ()  # columns of `meta`
-    dropped: Collection[str] = ()  # columns that aren't for `meta`
-    compose: Callable[[Row], Any] | None = None  # the prompt, where it isn't what is at `prompt`
+    rewards: str = ""  # numbers by name; --reward selects among several
+    judge: Callable[[Row, Context], float | None] | None = None  # computes the reward from other columns
+    meta: Mapping[str, str] = field(default_factory=dict)  # paths by their names in `meta`
+    integers: tuple[str, ...] = ()  # columns of integers, for `meta`
+    dropped: Collection[str] = ()  # columns to leave out of `meta`
+    compose: Callable[[Row], Any] | None = None  # makes the prompt from several columns
     messages: bool = False  # whether prompt and response may be messages, as `exchange` reads them
 
     def fits(self, row: Row) -> bool:
@@ -345,13 +343,13 @@ class Columns:
 
 
 def at(row: Row, path: str) -> Any:
-    """The value at a path; None where there is none."""
+    """The value at a path; None for a missing one."""
     if path in row:
         return row[path]
     return value_at(row, path)[1] if path else None
 
 
-# What has several expressions that begin at the same place.
+# Nodes whose children all start at the same value.
 _SEVERAL = (
     *("comparator", "not_expression", "and_expression", "or_expression", "function_expression"),
     *("multi_select_list", "multi_select_dict"),
@@ -363,7 +361,7 @@ _TAKE_NULL = ("not_null", "type", "to_array", "to_string", "to_number")
 
 
 class CellInterpreter(TreeInterpreter):  # type: ignore[misc]  # jmespath has no types
-    """JMESPath that goes on into a text which is JSON, as tables have objects in their cells."""
+    """JMESPath that descends into JSON text, since tables have objects as text in their cells."""
 
     def visit_field(self, node: Any, value: Any) -> Any:
         return super().visit_field(node, unpacked(value))
@@ -379,12 +377,12 @@ class CellInterpreter(TreeInterpreter):  # type: ignore[misc]  # jmespath has no
 
 
 class KleeneInterpreter(CellInterpreter):
-    """JMESPath in which null is unknown to a condition, as for rewards: what isn't known isn't false.
+    """JMESPath in Kleene's three-valued logic, for rewards: null is unknown, which isn't false.
 
-    A comparison with null is null, but with the literal `null` itself; so are !null, and `&&` and `||` where
-    the other operand doesn't decide (Kleene's logic). `A || B` of columns is B where A is null, and with a
-    literal Y `CONDITION && X || Y` is null where the condition is. Functions of null are null. A number isn't
-    compared with text, which raises `Refused`.
+    A comparison with null is null, except with the literal `null`. So is !null, and `&&` and `||` are null
+    unless the other operand decides. For columns, `A || B` is B if A is null; with a literal Y,
+    `CONDITION && X || Y` is null if the condition is. A function of null is null. Comparing a number with
+    text raises `Refused`.
     """
 
     def visit_comparator(self, node: Any, value: Any) -> Any:
@@ -434,7 +432,7 @@ class KleeneInterpreter(CellInterpreter):
 
 
 def _is_literal_null(node: Mapping[str, Any]) -> bool:
-    """Also `null` without quotes, which JMESPath takes for a column."""
+    """Whether a node is `null`, also without backticks, which JMESPath takes for a column."""
     return node["type"] in ("literal", "field") and node["value"] in (None, "null")
 
 
@@ -462,7 +460,7 @@ _compile = cache(jmespath.compile)
 
 
 def evaluated(row: Any, expression: str) -> Any:
-    """The value at an expression of a declaration; None without one."""
+    """The value of a declaration's expression; None for an empty one."""
     try:
         return _compile(expression).search(row, OPTIONS) if expression else None
     except JMESPathError as error:

@@ -1,5 +1,5 @@
-"""agro's own records: responses, preferences, and conversations; and those of trainers: verl's dumps of
-rollouts and of validation, TRL's logged completions, and the types of data sets of its trainers."""
+"""Read agro's own records (responses, preferences, conversations), verl's dumps of rollouts and validation,
+and TRL's logged completions and data set types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agro.logs.records import (
     split,
     token_fields,
 )
-from agro.logs.values import digest, flag, integer, number_in, of_length, parsed, total, wrong
+from agro.logs.values import digest, flag, integer, list_of_length, number_in, parsed, total, wrong
 
 _NO_TEXT = {  # fields that aren't text
     *("tokens", "mask", "action", "behavior_logp", "sampling", "context_tokens", "token_reward"),
@@ -34,7 +34,7 @@ def read_response(row: Row, context: Context) -> list[Item]:
 
 
 def _with_response(record: Record, response: Any, name: str = "response") -> Record:
-    """The record with this response; the messages of both are read where they are JSON, or in objects."""
+    """The record with this response. Prompt and response may be messages, also as JSON text."""
     turns, prompt = messages_in(response), record.get("prompt")
     if not are_messages(turns) and messages_in(prompt) is prompt:
         return {**record, "response": response}
@@ -49,7 +49,7 @@ def _with_response(record: Record, response: Any, name: str = "response") -> Rec
 
 
 def _typed(row: Row, context: Context) -> Record:
-    """The record with its numbers, lists and objects read, where they are written as text."""
+    """The record with the numbers, lists and objects that are written as text parsed."""
     record = dict(row)
     for name, value in record.items() if context.is_text else ():
         if name == "reward":
@@ -79,7 +79,7 @@ def read_conversation(row: Row, context: Context) -> list[Item]:
     record = _typed(row, context)
     messages, prompt = messages_in(record.pop("messages")), record.pop("prompt", None)
     if isinstance(messages, list) and any(isinstance(m, dict) and "loss" in m for m in messages):
-        raise Refused("messages: some say with `loss` what is learned from; give --format swift-turns")
+        raise Refused("messages: some have `loss`, which selects what is learned; give --format swift-turns")
     return [Item.of(record | split(messages, prompt, record.get("meta")), "messages")]
 
 
@@ -88,8 +88,8 @@ DUMP = Columns("input", "output", answer="gts", reward="score", integers=("step"
 
 
 def read_dump(row: Row, context: Context) -> list[Item]:
-    """Texts are those of the tokens without the special ones. v1's `uid` is SAMPLE_ROLLOUT_OUTPUT: outputs
-    of one rollout are pieces of one episode, and ids begin anew in each file."""
+    """Texts are decoded without special tokens. v1's `uid` is SAMPLE_ROLLOUT_OUTPUT: outputs of one rollout
+    are parts of one episode, and ids start again in each file."""
     for name in _TURNS:
         if name in row and integer(row[name], name) > 2:
             raise Refused(
@@ -107,9 +107,9 @@ def read_dump(row: Row, context: Context) -> list[Item]:
 
 
 def dump_identity(row: Row) -> str:
-    """Each validation asks the same prompts, mostly without randomness: the same responses, at another step.
+    """Each validation repeats the prompts, mostly without randomness, so that responses recur at other steps.
 
-    Only validation adds `reward`. What was sampled for training at another step is another response.
+    Only validation adds `reward`. A training response at another step is a different one.
     """
     step_columns = ("step", "uid", "request_id") if "reward" in row else ()
     return digest({name: value for name, value in row.items() if name not in step_columns})
@@ -119,9 +119,9 @@ _COMPLETION = ("step", "prompt", "completion", "advantage")
 
 
 def _sum_of_rewards(row: Row, context: Context) -> float | None:
-    """Besides the columns of TRL there is one of numbers a reward function; NaN or null: it gave None.
+    """Sum the columns of the reward functions: those of numbers that aren't TRL's. NaN or null means None.
 
-    TRL weighs them by its configuration, which isn't in the file.
+    TRL's weights are in its configuration, which isn't in the file.
     """
     numbers = [name for name, value in row.items() if type(value) in (float, int, type(None))]
     rewards = [name for name in numbers if name not in _COMPLETION]
@@ -129,7 +129,7 @@ def _sum_of_rewards(row: Row, context: Context) -> float | None:
 
 
 def read_trl_preference(row: Row, context: Context) -> list[Item]:
-    """`chosen` and `rejected` follow the prompt; in older data sets they begin with it."""
+    """Read `chosen` and `rejected`, which follow the prompt, or begin with it in older data sets."""
     sides, prompt = {"chosen": row["chosen"], "rejected": row["rejected"]}, row.get("prompt")
     begins = prompt
     if prompt is None:
@@ -143,9 +143,9 @@ def read_trl_preference(row: Row, context: Context) -> list[Item]:
 
 
 def _common(chosen: Any, rejected: Any) -> Any:
-    """The messages, or the text, that both begin with."""
+    """The messages or the text with which both begin."""
     if isinstance(chosen, str) and isinstance(rejected, str):
-        # Up to the end of a word: one that differs belongs to the response.
+        # Cut at the end of a word: a word that differs belongs to the response.
         both = enumerate(zip(chosen, rejected))
         length = next((i for i, (a, b) in both if a != b), min(len(chosen), len(rejected)))
         start = chosen[:length]
@@ -163,13 +163,13 @@ def _common(chosen: Any, rejected: Any) -> Any:
 
 
 def read_stepwise(row: Row, context: Context) -> list[Item]:
-    """Steps of one response, each right or wrong, which is the reward of a step's last token: known only with
-    the model's tokenizer. `meta` has the steps and their labels. TRL separates steps by a line break, its
-    default."""
+    """Read the steps of one response, each right or wrong. The label is the reward of the step's last token,
+    which only the model's tokenizer finds. `meta` has the steps and their labels. Steps are separated by a
+    line break, TRL's default."""
     prompt, steps = text(row["prompt"], "prompt"), row["completions"]
     if not isinstance(steps, list) or not steps:
         raise wrong("completions", "a list of texts", steps)
-    labels = of_length(row["labels"], "labels", len(steps), "of true and false, as completions has")
+    labels = list_of_length(row["labels"], "labels", len(steps), "of true and false, as completions has")
     for label in labels:
         flag(label, "labels")
     texts = [text(step, f"completions[{i}]") for i, step in enumerate(steps)]

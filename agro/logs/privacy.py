@@ -1,6 +1,6 @@
-"""What isn't to be stored: fields that are dropped, and secrets and addresses that are redacted.
+"""Drop fields, and redact secrets and addresses, so that they are never stored.
 
-Both are applied to interchange records, before a sample is made.
+Both are applied to interchange records, before samples are made of them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from agro.errors import Refused
 from agro.logs.interchange import FIELDS
 
 FieldPath = tuple[str, ...]
-TOKEN_FIELDS = (  # what has a value for each token of the texts
+TOKEN_FIELDS = (  # fields that depend on the tokens of the texts
     *("tokens", "mask", "action", "tokenizer", "behavior_logp", "context_tokens", "token_reward"),
     *("kept", "kept_count"),
 )
-_NAMES = ("prompt_id", "episode")  # texts that tell records apart
-_FIXED = ("role", "version", *TOKEN_FIELDS)  # in which there is no text of anyone's
+_NAMES = ("prompt_id", "episode")  # ids, which have to stay distinct
+_FIXED = ("role", "version", *TOKEN_FIELDS)  # fields without private text
 _NEEDED = ("prompt", "response", "role")
-PATTERNS = (  # kind, expression, what stands in its place
+PATTERNS = (  # kind, expression, replacement
     (
         "private key",
         r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
@@ -39,7 +39,7 @@ PATTERNS = (  # kind, expression, what stands in its place
         "[key]",
     ),
     (
-        "e-mail address",  # begins where no other may begin, so that a long text costs one pass
+        "e-mail address",  # the lookbehind keeps the scan of a long text linear
         r"(?<![\w.%+-])[\w.%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*\.[A-Za-z]{2,24}\b",
         "[e-mail address]",
     ),
@@ -50,13 +50,13 @@ class Privacy:
     """Drops fields and redacts texts, and counts both.
 
     `drop`: fields of the record, dotted (`meta.user`). `redact`: whether keys and addresses (`PATTERNS`) are
-    replaced. `patterns`: regular expressions of the user's, whose matches become "[redacted]".
+    replaced. `patterns`: the user's regular expressions, whose matches become "[redacted]".
     """
 
     def __init__(self, drop: Sequence[str] = (), redact: bool = False, patterns: Sequence[str] = ()) -> None:
         self.dropped = Counter(dict.fromkeys(drop, 0))  # records that had the field
         self.redacted = Counter({f"pattern {text}": 0 for text in patterns})  # matches by kind
-        self.tokens = 0  # records whose tokens were dropped, since their text changed
+        self.tokens = 0  # records whose tokens were dropped because their text changed
         self._paths = {name: _path(name) for name in drop}
         self._rules = [(kind, re.compile(text), to) for kind, text, to in PATTERNS if redact]
         for text in patterns:
@@ -71,7 +71,7 @@ class Privacy:
             self._rules.append((f"pattern {text}", expression, "[redacted]"))
 
     def apply(self, record: dict[str, Any]) -> dict[str, Any]:
-        """The record without what isn't to be stored; the given one isn't changed."""
+        """A copy of the record without what must not be stored."""
         if not self._paths and not self._rules:
             return record
         result = record
@@ -111,7 +111,7 @@ class Privacy:
         return text
 
     def _name(self, value: Any) -> Any:
-        """A hash in place of an id with something to redact: what has different ids stays apart."""
+        """The id, or its hash if there is something to redact, so that different ids stay different."""
         if not isinstance(value, str) or self._text(value) == value:
             return value
         return blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
@@ -127,7 +127,7 @@ def _path(name: str) -> FieldPath:
 
 
 def _without(record: dict[str, Any], path: FieldPath) -> tuple[dict[str, Any], bool]:
-    """The record without a field, and whether it had it. `meta` has the record's other columns too."""
+    """The record without a field, and whether it had it. `meta` also has the columns that aren't fields."""
     if path == ("tokens",) and record.get("tokens") is not None:
         return _without_tokens(record), True
     result, has_field = _removed(record, path)
@@ -148,7 +148,7 @@ def _without_tokens(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _removed(value: Any, path: FieldPath) -> tuple[Any, bool]:
-    """The value without what is at `path`, in all items of the lists on the way."""
+    """The value without `path`, in all items of lists along it, and whether it was there."""
     if isinstance(value, list):
         both = list(map(partial(_removed, path=path), value))
         return [item for item, _ in both], any(has_field for _, has_field in both)

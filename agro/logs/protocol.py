@@ -1,4 +1,4 @@
-"""What a format of logs is."""
+"""The protocol of a log format: how its records are recognized, read and told apart."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ Carried = Literal["reward", "tokens", "behavior_logp", "version", "group"]
 Votes = tuple[float | None, float | None]
 
 
-TIE = (1.0, 1.0)  # votes of a judgment by one that finds neither better
+TIE = (1.0, 1.0)  # the votes of a judgment that finds neither response better
 
 
 class SkipRecord(Exception):
-    """A record that isn't taken by a rule of its format, which the message is; the report counts it."""
+    """A rule of the format leaves a record out. The message is the rule, and the report counts it."""
 
 
 class Judgment(NamedTuple):
-    """That one response of an item is better than another. Equal votes say that neither is."""
+    """One response of an item is better than another; with equal votes neither is."""
 
     winner: int  # position in the item's records
     loser: int
-    votes: Votes = (None, None)  # for the winner and for the loser
+    votes: Votes = (None, None)  # for the winner, for the loser
 
 
 class ScoredDocument(NamedTuple):
-    """A document of an evaluation, and how what a model made of it was scored, text or log-likelihoods."""
+    """A document of an evaluation, and the scores of the model's output (text or log-likelihoods) for it."""
 
-    task: str  # the set that it is of; "" where its record doesn't say
+    task: str  # the set it belongs to; "" if the record doesn't name it
     id: str
-    document: Text  # the same whichever model answers, however it was prompted
-    prompted: Text  # what the model was given for it
+    document: Text  # the same for every model and prompt template
+    prompted: Text  # the prompt that the model got for it
     scores: Mapping[str, float | None]  # by metric; None: unknown
 
 
 def line_of(location: str, number: int, read: Callable[[], dict[str, Any]]) -> Line:
-    """The record that `read` gives, or why it can't be read."""
+    """The record that `read` returns, or the reason why it can't be read."""
     try:
         return Line(location, number, read())
     except RECORD_ERRORS as error:
@@ -52,10 +52,10 @@ def line_of(location: str, number: int, read: Callable[[], dict[str, Any]]) -> L
 
 class Item(NamedTuple):
     """Responses of a record that belong together, as interchange records (see `agro.logs.interchange`),
-    and which of them are better than which."""
+    and the judgments between them."""
 
     records: tuple[dict[str, Any], ...]
-    names: tuple[str, ...]  # of the responses within the record, each another: what tells them apart later
+    names: tuple[str, ...]  # one per response, unique within the record: part of the response's identity
     judgments: tuple[Judgment, ...] = ()
 
     @classmethod
@@ -65,7 +65,7 @@ class Item(NamedTuple):
 
     @classmethod
     def pair(cls, chosen: dict[str, Any], rejected: dict[str, Any], votes: Votes = (None, None)) -> Item:
-        """A judged pair. Equal votes say that neither is better; without votes, so do equal rewards."""
+        """A judged pair. It is a tie if its votes are equal, or, without votes, if its rewards are."""
         rewards = chosen.get("reward"), rejected.get("reward")
         if votes == (None, None) and rewards[0] is not None and rewards[0] == rewards[1]:
             votes = TIE
@@ -73,7 +73,7 @@ class Item(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """What made the tokens of a log's responses; `agro.models.encoding.Encoder` is one."""
+    """The tokenizer of a log's responses; `agro.models.encoding.Encoder` implements it."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -87,25 +87,25 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """What a reader is told besides the record."""
+    """What a reader knows in addition to the record."""
 
-    path: Path  # the file
+    path: Path  # the log file
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Weights of the columns whose sum is the reward, from --reward; empty where it isn't given."""
+    """Weights of the columns whose weighted sum is the reward, from --reward; empty without it."""
     choose: Mapping[str, str] = field(default_factory=dict)
-    """What to take where a format has several of a kind, from --choose: filter, scorer, aspect, …"""
+    """Which of several filters, scorers, aspects, … of a format to use, from --choose."""
     joined: Mapping[str, Row] = field(default_factory=dict)
-    """Records of the file in --join by their id, for formats that are split over two files."""
+    """Records of the --join file by their id, for formats that are split over two files."""
     is_text: bool = False  # whether numbers and objects are written as text, as in CSV
-    tokenizer: Tokenizer | None = None  # what made the tokens, from --tokenizer
+    tokenizer: Tokenizer | None = None  # from --tokenizer
     word_rewards: Mapping[str, float | None] = field(default_factory=dict)
-    """Rewards of words, from --reward-map; empty where it isn't given."""
-    notes: dict[str, Any] = field(default_factory=dict)  # what a reader keeps from one record to the next
+    """Rewards of words, from --reward-map; empty without it."""
+    notes: dict[str, Any] = field(default_factory=dict)  # a reader's state between records of a file
 
     def chosen(self, kind: str, choices: Iterable[str], default: str | None = None) -> str:
-        """Which of several of a kind --choose names; where it names none the default, else the only one.
+        """The choice that --choose names; without one the default, or else the only choice.
 
-        Raises `Refused` where that is none of them.
+        Raises `Refused` if that isn't one of `choices`.
         """
         names = list(choices)
         if default is None and len(names) == 1:
@@ -117,7 +117,7 @@ class Context:
         raise Refused(f"{kind}: expected --choose {kind}=NAME of {', '.join(names) or 'none'}{got}")
 
     def joined_record(self, column: str, key: str, file: str, noun: str) -> Row:
-        """The record of --join that a row names in `column`. Raises `Refused` where there is none."""
+        """The --join record that a row names in `column`. Raises `Refused` if there is none."""
         if not self.joined:
             raise Refused(f"{column}: the prompts are in {file}; name it with --join FILE")
         if key not in self.joined:
@@ -127,30 +127,30 @@ class Context:
 
 @dataclass(frozen=True)
 class Format:
-    """One format of logs. The functions raise `Refused` for a record that isn't as the format says."""
+    """One format of logs. Its functions raise `Refused` for a record that violates the format."""
 
     name: str
     title: str
-    kind: Kind  # of what it holds; "nothing": it can't be imported, and `read` says why
-    written_by: str  # the programs and versions, and where in their source the fields are written
-    fits: Callable[[Row], bool]  # whether a record is of this format, by its keys
+    kind: Kind  # what it holds; "nothing": it can't be imported, and `read` says why
+    written_by: str  # programs and versions, and where in their source the fields are written
+    fits: Callable[[Row], bool]  # whether a record has this format, by its keys
     read: Callable[[Row, Context], list[Item]]
-    carries: tuple[Carried, ...] = ()  # beside prompts and responses
-    over: tuple[str, ...] = ()  # formats that fit its records too, and say less
+    carries: tuple[Carried, ...] = ()  # in addition to prompts and responses
+    over: tuple[str, ...] = ()  # less specific formats that fit its records too; this one has priority
     opens: Callable[[Path], bool] = lambda path: False
-    """Whether a path is a file or folder of this format that holds no plain records (see `records`)."""
-    records: Callable[[Path], Iterator[Line]] | None = None  # of such a file, for `read`
+    """Whether a path is a file or folder of this format that needs `records` to be read."""
+    records: Callable[[Path], Iterator[Line]] | None = None  # reads such a file into records for `read`
     gather: Callable[[Iterator[Line]], Iterator[Line]] | None = None
-    """Of formats whose records stand on several lines, such as the spans of a trace: the records of a file's
-    lines, for `read`. The file is recognized by its first line, which `fits`."""
-    joins: str = ""  # what the second file is, where it needs one
-    joined_by: Callable[[Row], str] | None = None  # the id of one of that file's records
+    """Merges the lines of a file into records for `read`, if a record spans several lines, as a trace does.
+    The file is recognized by its first line, which `fits`."""
+    joins: str = ""  # describes the second file, if the format needs one
+    joined_by: Callable[[Row], str] | None = None  # the id of a record of that second file
     identity: Callable[[Row], str] | None = None
-    """Of formats that have the same response several times: a text that records of different files share
-    exactly when they are the same response. The n-th record with it in one file is the n-th in another, since
-    a group may have equal responses; with `once`, records of one file that share it are the same as well."""
+    """For formats that log a response more than once: a text that records of different files share exactly
+    if they are the same response. The n-th record with it in one file is the n-th in another, since a group
+    may have equal responses; with `once`, records of one file that share it are also the same."""
     once: bool = False
-    repeats: str = ""  # what repeats them, for the report, such as "TRL's queue"
-    weighs: bool = False  # whether `read` takes --reward itself; else it names columns of the record
-    scored: Callable[[Row], ScoredDocument] | None = None  # of evaluations, for `agro compare`
-    chooses: str = ""  # what --choose names, where there may be several; more than one with ", " between
+    repeats: str = ""  # the report's name for what repeats responses, such as "TRL's queue"
+    weighs: bool = False  # whether `read` applies --reward; otherwise --reward names columns of the record
+    scored: Callable[[Row], ScoredDocument] | None = None  # for evaluations: `agro compare` reads it
+    chooses: str = ""  # the kinds that --choose selects among, separated by ", "

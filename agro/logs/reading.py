@@ -1,9 +1,8 @@
-"""Records of files as rows of the store: what each process of an import does with a block of a file.
+"""Convert records of files to rows of the store; each process of an import does this for blocks of a file.
 
-A reader knows neither the store nor the blocks that others read. What it must know of earlier blocks of a
-file is `Known`: one that was read with another state than the blocks before it left is read again.
-
-With several processes blocks of files are read by some, and written in their order by one.
+A reader accesses neither the store nor the blocks that other processes read. What it needs to know about
+earlier blocks of the file is its `ReaderState`. Reader processes guess it, and a block is read again if the
+blocks before it left another state. One process writes the results, in the order of the blocks.
 """
 
 from __future__ import annotations
@@ -47,23 +46,23 @@ class Options(TypedDict, total=False):
 
     mapping: Mapping[str, str] | None  # see `agro.logs.mapping`
     prompts: str | Path | None  # a file of prompts, joined by `prompt_id` or `id`; its columns go into `meta`
-    format: str | None  # a name of `agro.logs.format_table.FORMATS`, where several fit a record
+    format: str | None  # a name in `agro.logs.format_table.FORMATS`, needed if several fit a record
     rewards: Mapping[str, float] | None  # weights of the columns whose sum is the reward
     reward_map: Mapping[str, float | None] | None  # rewards of words, see `agro.logs.values`
-    lower_is_better: bool  # a reward r becomes -r, and of a pair the loser wins
-    choose: Mapping[str, str] | None  # what to take where a format has several of a kind
+    lower_is_better: bool  # negate rewards, and swap winner and loser of each pair
+    choose: Mapping[str, str] | None  # which of several filters, scorers, … of a format to use
     join: str | Path | None  # the second file of a format that is split over two
-    limit: int | None  # records of each file
-    tokenizer: Tokenizer | None  # of tokens without a mask, see `from_record`
-    replace: bool  # take the files anew, in place of what was imported from them
-    strict: bool  # take nothing where any record is refused
-    license: str | None  # of the files, for people
-    workers: int  # processes that read records, beside this one that writes; 1 by default: this one does both
+    limit: int | None  # largest number of records from each file
+    tokenizer: Tokenizer | None  # for tokens without a mask, see `from_record`
+    replace: bool  # import the files again, and replace what was imported from them
+    strict: bool  # import nothing if any record is refused
+    license: str | None  # the files' license, for people
+    workers: int  # number of reader processes; with 1, the default, this process reads and writes
     drop: Sequence[str]  # fields of the record that aren't stored, see `agro.logs.privacy`
-    redact: bool  # keys and e-mail addresses
-    redact_patterns: Sequence[str]  # other regular expressions
+    redact: bool  # whether keys and e-mail addresses are redacted
+    redact_patterns: Sequence[str]  # further regular expressions to redact
     center_by: str | None  # the field by whose values rewards are centered, see `agro.logs.importing`
-    refused_file: str  # for records that are refused, if they are many; beside the store by default
+    refused_file: str  # lists the refused records if there are many; by default next to the store
 
 
 class Refusal(NamedTuple):
@@ -73,21 +72,21 @@ class Refusal(NamedTuple):
 
 @dataclass
 class Counts:
-    """What readers count, each of some of the records."""
+    """What readers count over the records they read."""
 
-    left_out: Counter[str] = field(default_factory=Counter)  # records by the rule of their format
-    without_value: Counter[str] = field(default_factory=Counter)  # records by the FIELD=COLUMN of --map
-    with_value: Counter[str] = field(default_factory=Counter)  # and by --reward-map, blocks with its words
-    columns_left: dict[str, None] = field(default_factory=dict)  # that the mapping doesn't name
+    left_out: Counter[str] = field(default_factory=Counter)  # records by their format's rule
+    without_value: Counter[str] = field(default_factory=Counter)  # records by FIELD=COLUMN of --map
+    with_value: Counter[str] = field(default_factory=Counter)  # also blocks with a word of --reward-map
+    columns_left: dict[str, None] = field(default_factory=dict)  # columns that the mapping doesn't name
     dropped: Counter[str] = field(default_factory=Counter)  # records that had the field
-    redacted: Counter[str] = field(default_factory=Counter)  # by kind
-    unknown_ends: Counter[str] = field(default_factory=Counter)  # samples, by what is said of their end
-    cut: int = 0  # samples whose record says so
-    tokens_dropped: int = 0  # samples without their tokens, since their text was changed
-    kinds: dict[str, None] = field(default_factory=dict)  # the names of their formats
+    redacted: Counter[str] = field(default_factory=Counter)  # matches by kind
+    unknown_ends: Counter[str] = field(default_factory=Counter)  # samples by the end that is reported
+    cut: int = 0  # samples whose record says that they were cut
+    tokens_dropped: int = 0  # samples that lost their tokens because their text was changed
+    kinds: dict[str, None] = field(default_factory=dict)  # names of the records' formats
 
     def count(self, other: Counts) -> None:
-        """Add those of records that follow."""
+        """Add the counts of further records."""
         for each in fields(Counts):
             value, more = getattr(self, each.name), getattr(other, each.name)
             if isinstance(value, int):
@@ -98,12 +97,12 @@ class Counts:
 
 @dataclass
 class Repeat:
-    """What tells a response that other records may repeat, and the rule by which they do."""
+    """The identity of a response that other records may repeat, and the rule by which they do."""
 
     key: str
     rule: str
     once: bool  # whether records of one file with the same key are the same response
-    number: int = 0  # of those in the file so far, where they aren't
+    number: int = 0  # otherwise the record's rank among those with this key in the file
 
     @property
     def identity(self) -> str:
@@ -111,10 +110,10 @@ class Repeat:
 
 
 class Entry(NamedTuple):
-    """Samples of one record, and which of them are better than which."""
+    """The samples of one record, and the judgments between them."""
 
     location: str  # FILE:LINE
-    record: Place  # the file, by its hash, and the number of the record in it
+    record: Place  # the file's hash, and the number of the record in the file
     samples: tuple[SampleRow, ...]
     scored: int  # samples with a reward
     judgments: tuple[Judgment, ...] = ()
@@ -130,33 +129,33 @@ def _hash(text: str) -> str:
 
 
 class LogFile(NamedTuple):
-    """A file that is read. `format`: the name of its format, where it holds no plain records."""
+    """A file to read. `format`: the name of its format, if it isn't a file of plain records."""
 
     path: str
     digest: str
     format: str | None
 
 
-class Known(NamedTuple):
-    """What reading some records of a file told about the next ones."""
+class ReaderState(NamedTuple):
+    """What the records read so far tell about the next ones of the file."""
 
     notes: Mapping[str, Any]  # see `Context`
-    known: Mapping[tuple[str, ...], str | None]  # see `Recognizer`
+    formats: Mapping[tuple[str, ...], str | None]  # see `Recognizer.formats`
 
 
 @dataclass
 class BlockResult(Counts):
-    """What came of records: entries, and counts for the report."""
+    """The result of reading records: entries, and counts for the report."""
 
     entries: list[Entry] = field(default_factory=list)
-    refused: list[tuple[int, Refusal]] = field(default_factory=list)  # with the number of the record
+    refused: list[tuple[int, Refusal]] = field(default_factory=list)  # each with its record's number
 
     def refuse(self, line: Line, reason: str) -> None:
         self.refused.append((line.number, Refusal(line.where, reason)))
 
 
 class Reader:
-    """Records as rows of samples. `prompts`: of records without, by their id; `joined`: see `Context`."""
+    """Reads records into sample rows. `prompts`: by id, for records without one; `joined`: see `Context`."""
 
     def __init__(
         self, options: Options, prompts: Mapping[str, Prompt], joined: Mapping[str, Row] | None = None
@@ -164,17 +163,17 @@ class Reader:
         self._options, self._prompts, self._joined = options, prompts, joined or {}
         self._mapping = dict(options.get("mapping") or {})
         self._recognizer = Recognizer(options.get("format"), mapped=bool(self._mapping))
-        self._new_privacy()  # which refuses what can't be meant
+        self._new_privacy()  # refuses invalid options early
 
     def _new_privacy(self) -> Privacy:
         drop, patterns = self._options.get("drop") or (), self._options.get("redact_patterns") or ()
         return Privacy(drop, self._options.get("redact", False), patterns)
 
-    def read(self, file: LogFile, state: Known, block: Block) -> tuple[BlockResult, Known]:
-        """What came of the next records of a file, of which those before them left `state`."""
+    def read(self, file: LogFile, state: ReaderState, block: Block) -> tuple[BlockResult, ReaderState]:
+        """Read the next records of a file. `state`: what reading the records before them left."""
         result = self._result = BlockResult()
         self._file = file
-        self._recognizer.known, self._privacy = dict(state.known), self._new_privacy()
+        self._recognizer.formats, self._privacy = dict(state.formats), self._new_privacy()
         self._context = Context(
             Path(file.path),
             self._options.get("rewards") or {},
@@ -184,7 +183,7 @@ class Reader:
             word_rewards=self._options.get("reward_map") or {},
             notes=dict(state.notes),
         )
-        self._text_context = replace(self._context, is_text=True)  # which has the same notes
+        self._text_context = replace(self._context, is_text=True)  # shares the notes
         self._source = file.path if on_hub(Path(file.path)) else f"file:{Path(file.path).name}"
         for line in block.lines():
             try:
@@ -200,7 +199,7 @@ class Reader:
         result.dropped, result.redacted = self._privacy.dropped, self._privacy.redacted
         result.tokens_dropped = self._privacy.tokens
         result.with_value["--reward-map"] += "--reward-map" in self._context.notes
-        return result, Known(self._context.notes, self._recognizer.known)
+        return result, ReaderState(self._context.notes, self._recognizer.formats)
 
     def _read_part(self, part: Part, line: Line) -> None:
         result = self._result
@@ -213,21 +212,21 @@ class Reader:
                     (result.without_value if is_without else result.with_value)[mapped] += 1
             format = self._format(part)
             items = self._items(format, part, line)
-            same = None  # what tells the response of a record, see `Format.identity`
+            same = None  # the identity of the record's response, see `Format.identity`
             if format.identity is not None:
                 key = _hash(f"{format.name} {format.identity(part.record)}")
                 same = Repeat(key, format.repeats or format.title, format.once)
-            place, names, new = (self._file.digest, line.number), list[str](), list[Entry]()
+            record_id, names, new = (self._file.digest, line.number), list[str](), list[Entry]()
             for item in items:
                 rows, scored = list[SampleRow](), 0
                 for record, name in zip(item.records, map(part.column, item.names), strict=True):
                     sample = self._sample(record, line)
-                    rows.append(SampleRow.of(sample, Origin(*place, name)))
+                    rows.append(SampleRow.of(sample, Origin(*record_id, name)))
                     scored += sample.reward is not None
-                    if name in names:  # they couldn't be told apart later
+                    if name in names:  # the origins would be equal
                         raise Refused(f"{name}: expected one response of this name in a record, got another")
                     names.append(name)
-                new.append(Entry(line.where, place, tuple(rows), scored, item.judgments, same))
+                new.append(Entry(line.where, record_id, tuple(rows), scored, item.judgments, same))
             result.entries += new
         except SkipRecord as rule:
             result.left_out[str(rule)] += 1
@@ -243,7 +242,7 @@ class Reader:
         if format is None:
             raise Refused(
                 f"expected a format of `agro formats`, got the columns {', '.join(part.record) or '(none)'}; "
-                "name the one of the responses with --map response=COLUMN, or the format with --format"
+                "name that of the responses with --map response=COLUMN, or the format with --format"
             )
         if format.kind == "prompts":
             raise Refused(
@@ -264,7 +263,7 @@ class Reader:
         if context.rewards and not format.weighs:
             items = summed(items, {**line.value, **part.record}, context)
         if self._options.get("lower_is_better"):
-            # The one that was named is the worse one; a vote for it is one for the other.
+            # The record names the worse response; votes for it count for the other one.
             swapped = [[j._replace(winner=j.loser, loser=j.winner) for j in i.judgments] for i in items]
             items = [item._replace(judgments=tuple(js)) for item, js in zip(items, swapped, strict=True)]
         self._result.kinds[format.name] = None
@@ -276,13 +275,13 @@ class Reader:
             record = self._with_prompt(record)
         reward = record.get("reward")
         if isinstance(reward, str) or context.word_rewards or not context.rewards:
-            if self._mapping:  # others' columns may have numbers as text, in JSON too
+            if self._mapping:  # foreign columns may have numbers as text, in JSON too
                 reward = number_in(reward)
             record = {**record, "reward": as_reward(reward, context, "reward")}
         if options.get("lower_is_better"):
             if not is_unknown(record.get("token_reward")):
                 raise Refused(
-                    "--lower-is-better: expected one reward a response, got token_reward, one of each token"
+                    "--lower-is-better: expected one reward per response, got token_reward, one per token"
                 )
             reward = record.get("reward")
             if isinstance(reward, bool | int | float) and not is_unknown(reward):
@@ -296,13 +295,13 @@ class Reader:
             tokenizer=options.get("tokenizer"),
             is_json=line.is_json,
         )
-        if (said := settle(sample.meta)) is not None:
-            self._result.unknown_ends[f"{said!r:.40}"] += 1
+        if (reported := settle(sample.meta)) is not None:
+            self._result.unknown_ends[f"{reported!r:.40}"] += 1
         self._result.cut += sample.end == "cut"
         return sample
 
     def _with_prompt(self, record: dict[str, Any]) -> dict[str, Any]:
-        """A record without a prompt with the one of its id, and that one's columns in `meta`."""
+        """Add the prompt that has the record's id, and that prompt's columns to `meta`."""
         key = record.get("prompt_id", record.get("id"))
         if key is None or not self._prompts:
             raise Refused(
@@ -317,13 +316,13 @@ class Reader:
         return fields | {"prompt": prompt.text, "prompt_id": prompt.id, "meta": {**columns, **meta}}
 
     def _without_bytes(self, record: dict[str, Any]) -> dict[str, Any]:
-        """The record without bytes, such as those of an image, in columns that nothing asks for."""
+        """The record without bytes, such as an image's, in columns that no field uses."""
         for name, value in record.items():
             if isinstance(value, bytes) and name in RECORD:
                 raise Refused(f"{name}: expected {RECORD[name].expected}, got {len(value)} bytes")
         columns = list[str]()
-        others = {name: value for name, value in record.items() if name not in RECORD or name == "meta"}
-        plain: dict[str, Any] = _plain(others, "", columns)
+        extras = {name: value for name, value in record.items() if name not in RECORD or name == "meta"}
+        plain: dict[str, Any] = _plain(extras, "", columns)
         for column in dict.fromkeys(column.removeprefix("meta.") for column in columns):
             if self._mapping:
                 raise Refused(f"{column}: expected a value of JSON, got bytes; leave it out of --map")
@@ -332,7 +331,7 @@ class Reader:
 
 
 def _plain(value: Any, name: str, columns: list[str]) -> Any:
-    """A value without the bytes in its objects and lists, whose names are added to `columns`."""
+    """A value without the bytes in its objects and lists; adds their names to `columns`."""
     if isinstance(value, bytes):
         columns.append(name)
     if isinstance(value, dict):
@@ -344,8 +343,8 @@ def _plain(value: Any, name: str, columns: list[str]) -> Any:
     return value
 
 
-WAITING = 2  # blocks that each process has at most, read or not
-Reply = tuple[BlockResult, Known]
+WAITING = 2  # blocks per process that are submitted and not yet written, at most
+Reply = tuple[BlockResult, ReaderState]
 
 
 def read_in_order(
@@ -355,15 +354,15 @@ def read_in_order(
     prompts: Mapping[str, Prompt],
     count: int,
 ) -> Generator[tuple[LogFile, Block, BlockResult], None, None]:
-    """What came of each block, in order; the same whoever reads, see `_agrees`. Close it to end processes.
+    """Yield the result of each block in order; it is the same with any number of processes, see `_agrees`.
 
-    `count`: of other processes that read; 0 where this one reads all, with `reader`. Where `blocks` raises an
-    error, that follows what came of those before.
+    `count`: number of reader processes; with 0 this one reads everything, with `reader`. An error of `blocks`
+    is raised after the results of the blocks before it. Close the generator to end the processes.
     """
     pool: ProcessPoolExecutor | None = None
     ahead = max(1, WAITING * count)
-    state, last = Known({}, {}), None
-    asked: deque[tuple[LogFile, Block, Known, Future[Reply] | None] | Exception] = deque()
+    state, previous = ReaderState({}, {}), None
+    pending: deque[tuple[LogFile, Block, ReaderState, Future[Reply] | None] | Exception] = deque()
     with ExitStack() as stack:
         if count:
             pool = ProcessPoolExecutor(count, get_context("spawn"), begin_worker, (_setup(options, prompts),))
@@ -371,25 +370,25 @@ def read_in_order(
         for item in chain(_until_error(blocks), repeat(None, ahead)):
             if isinstance(item, tuple):
                 file, block = item
-                given, future = state._replace(notes=state.notes if file is last else {}), None
+                guess, future = state._replace(notes=state.notes if file is previous else {}), None
                 if pool is not None:
                     with suppress(BrokenProcessPool):
-                        future = pool.submit(_read_block, file, given, block)
-                asked.append((file, block, given, future))
+                        future = pool.submit(_read_block, file, guess, block)
+                pending.append((file, block, guess, future))
             elif item is not None:
-                asked.append(item)
-            if not asked or (item is not None and len(asked) < ahead):
+                pending.append(item)
+            if not pending or (item is not None and len(pending) < ahead):
                 continue
-            first = asked.popleft()
-            if isinstance(first, Exception):
-                raise first
-            file, block, given, future = first
-            current = state._replace(notes=state.notes if file is last else {})
+            oldest = pending.popleft()
+            if isinstance(oldest, Exception):
+                raise oldest
+            file, block, guess, future = oldest
+            current = state._replace(notes=state.notes if file is previous else {})
             reply = _reply(future)
-            if reply is None or not _agrees(current, given, reply[1]):
+            if reply is None or not _agrees(current, guess, reply[1]):
                 reply = reader.read(file, current, block)
-            result, left = reply
-            last, state = file, Known(left.notes, {**current.known, **left.known})
+            result, end = reply
+            previous, state = file, ReaderState(end.notes, {**current.formats, **end.formats})
             yield file, block, result
 
 
@@ -399,7 +398,7 @@ def _setup(options: Options, prompts: Mapping[str, Prompt]) -> bytes:
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise Refused(
             "workers: expected options that can be sent to other processes, got a tokenizer that can't "
-            f"be: {error}; import with one"
+            f"be: {error}; import with workers = 1"
         ) from None
 
 
@@ -408,12 +407,12 @@ def _until_error(
 ) -> Iterator[tuple[LogFile, Block] | Exception]:
     try:
         yield from blocks
-    except Exception as error:  # noqa: BLE001 raised after what came before it
+    except Exception as error:  # noqa: BLE001 raised after the blocks before it
         yield error
 
 
 def _reply(future: Future[Reply] | None) -> Reply | None:
-    """What another process read; None where none did, and where this one is to meet the same error."""
+    """The result of another process; None if there is none or it failed, so that this one reads the block."""
     try:
         return None if future is None else future.result()
     except BrokenProcessPool:
@@ -424,13 +423,13 @@ def _reply(future: Future[Reply] | None) -> Reply | None:
     return None
 
 
-def _agrees(current: Known, given: Known, left: Known) -> bool:
-    """Whether a block that was read with the state `given` would be read the same with `current`."""
-    formats = left.known.items()
-    return given.notes == current.notes and all(current.known.get(k, f) == f for k, f in formats)
+def _agrees(current: ReaderState, guess: ReaderState, end: ReaderState) -> bool:
+    """Whether a block that was read from `guess`, and left `end`, would be read the same from `current`."""
+    formats = end.formats.items()
+    return guess.notes == current.notes and all(current.formats.get(k, f) == f for k, f in formats)
 
 
-_reader: Reader  # of a process that reads for another one
+_reader: Reader  # set in reader processes
 
 
 def _begin(options: Options, prompts: Mapping[str, Prompt]) -> None:
@@ -439,6 +438,6 @@ def _begin(options: Options, prompts: Mapping[str, Prompt]) -> None:
     gc.disable()
 
 
-def _read_block(file: LogFile, state: Known, block: Block) -> Reply:
+def _read_block(file: LogFile, state: ReaderState, block: Block) -> Reply:
     gc.collect(0)
     return _reader.read(file, state, block)

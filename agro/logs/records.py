@@ -1,4 +1,4 @@
-"""What readers of formats make: interchange records of prompts, responses and tokens, of columns or messages.
+"""Build interchange records from columns, messages and tokens; the readers of formats use these functions.
 
 `exchange`, `split` and `reply` make the record of one response, `pair_after` those of a pair.
 """
@@ -13,7 +13,7 @@ from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, messages_in, objects, omit, unpacked
 from agro.io.jsonlines import Line
 from agro.logs.protocol import Context, Item, Row, Votes
-from agro.logs.values import as_reward, flags, number, number_in, numbers, of_length, total, wrong
+from agro.logs.values import as_reward, flags, list_of_length, number, number_in, numbers, total, wrong
 from agro.types import check_turns
 from agro.types.conversation import normalized, normalized_message
 
@@ -21,12 +21,11 @@ Record = dict[str, Any]
 
 
 def split(messages: Any, prompt: Any = None, meta: Any = None, **fields: Any) -> Record:
-    """An interchange record of a conversation's last assistant turns.
+    """An interchange record whose response is the end of a conversation.
 
-    The prompt is `prompt`, messages that the conversation begins with, or all up to the last message of a
-    user. What follows is the response: `response` is the text of its last turn, and where it is more than
-    one plain turn (tools are called, users answer), `meta.continuation` has all of them. `fields`: others of
-    the record.
+    The prompt is `prompt`, with which the conversation begins, or everything up to the last user message.
+    The turns after it are the response: `response` is the text of the last one. If there are several, or
+    one with more than text (such as tool calls), `meta.continuation` has them all. `fields`: further fields.
 
     Raises `Refused` for conversations that don't end with the assistant.
     """
@@ -56,10 +55,10 @@ def split(messages: Any, prompt: Any = None, meta: Any = None, **fields: Any) ->
 def exchange(
     prompt: Any, response: Any, names: tuple[str, str], meta: Mapping[str, Any] | None = None, **fields: Any
 ) -> Record:
-    """A record of two texts, or of messages and the turns after them.
+    """A record of a prompt and a response, each a text or messages.
 
-    Both may hold messages as JSON, and the response may begin with those of the prompt. `names` are those of
-    both in the file, for messages of refusals; `fields`: others of the record.
+    Either may be JSON text of messages, and the response may repeat the prompt's messages. `names`: how the
+    file calls the two, for refusals; `fields`: further fields of the record.
     """
     prompt, response = messages_in(prompt), messages_in(response)
     if not isinstance(prompt, str | list):
@@ -84,13 +83,13 @@ def exchange(
 
 
 def until_reply(messages: Iterable[Any]) -> list[Any]:
-    """The messages before the first one of the assistant."""
+    """The messages before the assistant's first one."""
     return list(takewhile(lambda message: message.get("role") != "assistant", messages))
 
 
-def common_start(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+def common_start(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
     """The messages that both begin with."""
-    return [one for one, _ in takewhile(lambda both: both[0] == both[1], zip(first, second))]
+    return [one for one, _ in takewhile(lambda both: both[0] == both[1], zip(a, b))]
 
 
 _TURN = ("role", "content", "tool_calls", "reasoning_content", "tool_call_id", "name")
@@ -101,8 +100,8 @@ _SETTINGS = (*SAMPLER, "min_p", "presence_penalty", "frequency_penalty", "repeti
 def reply(
     prompt: Any, message: Mapping[str, Any], names: tuple[str, str], meta: Mapping[str, Any], **fields: Any
 ) -> Record:
-    """A record of a message of the assistant, whose other keys go into `meta`. A refusal in words is a
-    response."""
+    """A record whose response is an assistant message; the message's other keys go into `meta`. If the model
+    refused in words, those are the response."""
     if message.get("role", "assistant") != "assistant":
         raise wrong(f"{names[1]}.role", "assistant", message["role"])
     turns = normalized_message({**message, "role": "assistant"}, names[1])
@@ -120,7 +119,7 @@ def reply(
 
 
 def settings(request: Row, names: Sequence[str] = _SETTINGS) -> Record | None:
-    """The settings of sampling that a request has, of these; None where it has none."""
+    """Those of these sampling settings that a request has; None if it has none."""
     named = {name: request[name] for name in names if request.get(name) is not None}
     return named or None
 
@@ -138,12 +137,12 @@ def assistant(content: str) -> Record:
 
 
 def call(name: Any, arguments: Any, id: Any = None) -> Record:
-    """A tool's call as messages have it."""
+    """A tool call as it stands in a message."""
     message = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return message if id is None else {"id": id, **message}
 
 
-SCORES = (  # of a chosen and a rejected response
+SCORES = (  # columns with the scores of the chosen and the rejected response
     ("score_chosen", "score_rejected"),
     ("chosen_score", "rejected_score"),
     ("chosen-rating", "rejected-rating"),
@@ -152,23 +151,24 @@ SCORES = (  # of a chosen and a rejected response
 
 
 def scored_pair(chosen: Record, rejected: Record, row: Row, votes: Votes = (None, None)) -> list[Item]:
-    """A judged pair, whose rewards are the scores of the row, where it has them."""
+    """A judged pair; its rewards are the row's scores, if there are any."""
     for record, column in zip((chosen, rejected), score_columns(row)):
         record["reward"] = number(row[column], column, is_text=True)
     return [Item.pair(chosen, rejected, votes)]
 
 
 def score_columns(row: Row) -> tuple[str, ...]:
-    """The columns of the scores of the chosen and of the rejected response; none where there are none."""
+    """The columns with the scores of the chosen and the rejected response; empty if there are none."""
     return next((names for names in SCORES if row.keys() >= set(names)), ())
 
 
 def pair_after(
     prompt: Any, sides: Mapping[str, Any], row: Row, dropped: Collection[str], name: str = "prompt"
 ) -> list[Item]:
-    """A better and a worse response, by their columns, to a prompt called `name`, with the scores of the row.
+    """A judged pair of responses to one prompt, with the row's scores.
 
-    `dropped`: columns that aren't for `meta`, beside these.
+    `sides`: the responses by column, the better one first; `name`: the column of the prompt; `dropped`: other
+    columns to leave out of `meta`.
     """
     meta = omit(row, {*sides, *dropped, *score_columns(row)})
     chosen, rejected = (exchange(prompt, turns, (name, side), meta) for side, turns in sides.items())
@@ -176,9 +176,9 @@ def pair_after(
 
 
 def fingerprinted(record: Record, context: Context) -> Record:
-    """The record with what made its tokens, where --tokenizer names it. Otherwise the text is encoded anew.
+    """The record with the fingerprint of --tokenizer. Without one, training encodes the text again.
 
-    Raises `Refused` where the tokens of the response aren't its text with that tokenizer.
+    Raises `Refused` if that tokenizer doesn't decode the response's tokens to its text.
     """
     if context.tokenizer is None:
         return record
@@ -196,7 +196,7 @@ def fingerprinted(record: Record, context: Context) -> Record:
 
 
 def token_fields(prompt_ids: list[int], response_ids: list[int]) -> Record:
-    """The tokens of a prompt and of the response to it, which the mask marks."""
+    """The tokens of a prompt and its response; the mask marks the response."""
     mask = [False] * len(prompt_ids) + [True] * len(response_ids)
     return {"tokens": [*prompt_ids, *response_ids], "mask": mask}
 
@@ -204,7 +204,7 @@ def token_fields(prompt_ids: list[int], response_ids: list[int]) -> Record:
 def sampled_fields(row: Row, ids: list[int], length: int, *, mask: str, logps: str) -> Record:
     """Tokens, mask and log-probs of a sequence that ends with a response of `length` tokens.
 
-    The columns `mask` and `logps` have a value for each of these; without a mask all were sampled.
+    The columns `mask` and `logps` have a value for each response token; without a mask all were sampled.
     """
     prompt_length = len(ids) - length
     sampled = [True] * length if row.get(mask) is None else flags(row[mask], mask, length)
@@ -216,9 +216,9 @@ def sampled_fields(row: Row, ids: list[int], length: int, *, mask: str, logps: s
 
 
 def summed(items: Sequence[Item], row: Row, context: Context) -> list[Item]:
-    """The items with a reward that --reward sums of the record's columns."""
+    """The items with the weighted sum of the record's columns that --reward names as their reward."""
     if any(len(item.records) > 1 for item in items):
-        raise Refused("--reward: the record is a pair, and its responses are judged; leave --reward out")
+        raise Refused("--reward: the record is a pair whose responses are judged; leave --reward out")
     values = dict(row)
     for name in row.keys() & context.rewards.keys():
         values[name] = as_reward(number_in(row[name]), context, name)
@@ -226,12 +226,12 @@ def summed(items: Sequence[Item], row: Row, context: Context) -> list[Item]:
     return [item._replace(records=({**item.records[0], "reward": reward},)) for item in items]
 
 
-def in_step(row: Row, lead: str, others: Iterable[str]) -> list[tuple[str, Row]]:
-    """A row for each value of the list in `lead`, with its name, such as generations[0].
+def in_step(row: Row, lead: str, parallel: Iterable[str]) -> list[tuple[str, Row]]:
+    """A row for each value of the list in the column `lead`, with its name, such as generations[0].
 
-    `others` are lists of the same length, or unknown; they may be JSON in a text.
+    `parallel`: columns with lists of the same length, or unknown ones. Lists may be written as JSON text.
     """
-    lists = {name: unpacked(row.get(name)) for name in (lead, *others)}
+    lists = {name: unpacked(row.get(name)) for name in (lead, *parallel)}
     if not isinstance(lists[lead], list):
         raise wrong(lead, "a list", lists[lead])
     n = len(lists[lead])
@@ -239,12 +239,12 @@ def in_step(row: Row, lead: str, others: Iterable[str]) -> list[tuple[str, Row]]
         if is_unknown(values):
             lists[name] = [None] * n
         else:
-            lists[name] = of_length(values, name, n, f"values, as {lead} has")
+            lists[name] = list_of_length(values, name, n, f"values, as {lead} has")
     return [(f"{lead}[{i}]", {**row, **{name: lists[name][i] for name in lists}}) for i in range(n)]
 
 
 def unlisted(lines: Iterable[Line], rows_of: Callable[[dict[str, Any]], Any]) -> Iterator[Line]:
-    """The rows that a line lists, such as an interface's answer; of a line without a list the line itself."""
+    """The rows that a line lists, as an API's answer does; a line without a list is yielded unchanged."""
     numbers = count(1)
     for line in lines:
         try:
@@ -256,17 +256,17 @@ def unlisted(lines: Iterable[Line], rows_of: Callable[[dict[str, Any]], Any]) ->
             yield line._replace(number=next(numbers))
             continue
         for i, row in enumerate(rows, 1):
-            where, number = f"{line.where}, row {i}", next(numbers)
+            location, number = f"{line.where}, row {i}", next(numbers)
             if isinstance(row, dict):
-                yield line._replace(where=where, number=number, value=row, size=line.size // len(rows))
+                yield line._replace(where=location, number=number, value=row, size=line.size // len(rows))
             else:
-                yield Line(where, number, {}, f"expected an object, got {row!r:.80}")
+                yield Line(location, number, {}, f"expected an object, got {row!r:.80}")
 
 
 def grouped(lines: Iterable[Line], key: Callable[[dict[str, Any]], Hashable], name: str) -> Iterator[Line]:
-    """A record for each key, with the rows that have it in `name`, in the order of their first lines.
+    """One record per key, whose `name` lists the rows with that key, in the order of their first lines.
 
-    A line that can't be read is passed on.
+    An unreadable line is yielded unchanged.
     """
     groups: dict[Hashable, list[Line]] = {}
     for line in lines:

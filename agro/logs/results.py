@@ -1,7 +1,7 @@
-"""What was measured of a model, prompt by prompt, wherever it stands.
+"""Load the scores of a model, prompt by prompt, from any place that has them.
 
-A run's latest held-out evaluation, a file of `agro eval --out`, a store, samples of an evaluation harness (a
-file of one task, or the folder of several), or any other log that `agro import` takes.
+These are a run's latest held-out evaluation, a file of `agro eval --out`, a store, samples of an evaluation
+harness (a file of one task, or a folder of several), and any other log that `agro import` accepts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agro.types import Text, conversation, prompt_hash
 REWARD = "reward"  # the metric of agro's own results
 HELD_OUT = "held-out prompts"
 WAY_OUT = "What to do: agro eval RUN --prompts FILE --reward NAME --out FILE for each, then compare the files"
-ENDINGS = (".jsonl", ".json", ".eval", ".parquet", ".jsonl.gz")  # of files that a harness writes
+ENDINGS = (".jsonl", ".json", ".eval", ".parquet", ".jsonl.gz")  # suffixes of a harness's files
 LM_EVAL_NAME = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[^/]*")
 
 
@@ -40,10 +40,10 @@ LM_EVAL_NAME = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[^/]*")
 class Result:
     """Scores of one set of prompts by metric and prompt id, and a hash of each prompt's text.
 
-    `clusters`: by prompt the smallest id of its near-copies. `prompted`: of harnesses what the model was
-    given for a document, hashed. `scoring`: what decides the rewards, as far as it is known. `step`: of a
-    run's evaluation. `unreadable`: records that aren't in it, and why. `seeds`: of how many runs it is the
-    mean. `unscored`: by metric and prompt id the share of its scores that is unknown, where some are.
+    `clusters`: the smallest id among a prompt's near-copies, by prompt id. `prompted`: a hash of what a
+    harness prompted the model with, by document. `scoring`: what determines the rewards, as far as known.
+    `step`: the step of a run's evaluation. `unreadable`: missing records, and why. `seeds`: number of runs
+    that were averaged. `unscored`: the share of unknown scores by metric and prompt id, if there are any.
     """
 
     name: str
@@ -60,58 +60,56 @@ class Result:
 
     @classmethod
     def of_seeds(cls, results: Sequence[Self], name: str) -> Self:
-        """The mean of runs that differ in their seed, by prompt; unknown where one of them is.
+        """The mean over runs with different seeds, by prompt; unknown if one of them is.
 
-        Raises `Refused` where they answered different prompts.
+        Raises `Refused` if they answered different prompts.
         """
-        first, *others = results
-        if not others:
-            return first
+        base, *peers = results
+        if not peers:
+            return base
         rewards: dict[str, float | None] = {}
         unscored: dict[str, float] = {}
-        for other in others:
-            if other.texts != first.texts:
-                raise Refused(
-                    f"{first.name} and {other.name}: expected the same held-out prompts, got others"
-                )
-        for key in first.texts:
-            known = [value for r in results if (value := r.scores[REWARD].get(key)) is not None]
-            rewards[key] = fmean(known) if len(known) == len(results) else None
+        for peer in peers:
+            if peer.texts != base.texts:
+                raise Refused(f"{base.name} and {peer.name}: expected the same held-out prompts, got others")
+        for key in base.texts:
+            values = [value for r in results if (value := r.scores[REWARD].get(key)) is not None]
+            rewards[key] = fmean(values) if len(values) == len(results) else None
             if share := fmean(r.unscored.get(REWARD, {}).get(key, 0.0) for r in results):
                 unscored[key] = share
         return replace(
-            first,
+            base,
             name=name,
             scores={REWARD: rewards},
-            step=first.step if all(other.step == first.step for other in others) else None,
+            step=base.step if all(peer.step == base.step for peer in peers) else None,
             seeds=len(results),
             unscored={REWARD: unscored},
         )
 
     @classmethod
     def of_run(cls, run: RunData) -> Self:
-        """Raises `Refused` where the run has no held-out reward by prompt."""
+        """The latest evaluation of a run. Raises `Refused` if it has no held-out rewards by prompt."""
         path = run.folder / FILE
         if not path.is_file():
             raise Refused(f"{run.folder}: expected a run with held-out rewards ({FILE}). {WAY_OUT}")
         try:
-            kept = HeldOutRewards.of(loads(path.read_bytes()), str(path))
+            saved = HeldOutRewards.of(loads(path.read_bytes()), str(path))
         except (OSError, ValueError) as error:
             raise Refused(f"{path}: expected rewards by prompt as JSON: {error}") from None
-        if kept.step > run.steps:
+        if saved.step > run.steps:
             raise Refused(
-                f"{path}: expected an evaluation up to step {run.steps} of the run, got step {kept.step}. "
-                "What to do: continue the run with --resume, which makes these steps again"
+                f"{path}: expected an evaluation up to step {run.steps} of the run, got step {saved.step}. "
+                "What to do: continue the run with --resume, which repeats these steps"
             )
-        unscored = {REWARD: {key: latest for key, (_, latest) in kept.unscored.items()}}
-        found = cls(str(run.folder), {REWARD: kept.rewards}, kept.texts, kept.clusters, kept.step, HELD_OUT)
-        return replace(found, scoring=reward_of(run), unscored=unscored)
+        unscored = {REWARD: {key: share for key, (_, share) in saved.unscored.items()}}
+        result = cls(str(run.folder), {REWARD: saved.rewards}, saved.texts, saved.clusters, saved.step)
+        return replace(result, task=HELD_OUT, scoring=reward_of(run), unscored=unscored)
 
     @classmethod
     def of_prompts(
         cls, name: str, values: Mapping[str, Iterable[float | None]], prompts: Mapping[str, Text], **more: Any
     ) -> Self:
-        """Of the rewards of each prompt's responses, and prompts, by id."""
+        """The result for rewards (of each prompt's responses) and prompts, both by prompt id."""
         texts = {key: prompt_hash(prompt) for key, prompt in prompts.items()}
         clusters = cluster_names(prompts, DataConfig().near_copies)
         scores, unscored = _means(values)
@@ -119,7 +117,7 @@ class Result:
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
-        """A file of `agro eval --out`. Raises `Refused` with FILE:LINE."""
+        """Read a file of `agro eval --out`. Raises `Refused` with FILE:LINE."""
         rewards: dict[str, list[float | None]] = {}
         prompts: dict[str, Text] = {}
         scoring: dict[str, Any] = {}
@@ -153,15 +151,15 @@ class Result:
 
 @dataclass
 class _Documents:
-    """The documents of one task, as they are read from a file."""
+    """The documents of one task that were read from a file."""
 
     path: Path
-    values: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)  # by metric and id
+    values: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)  # scores by metric and id
     documents: dict[str, Text] = field(default_factory=dict)
     prompted: dict[str, str] = field(default_factory=dict)
 
     def add(self, scored: ScoredDocument) -> None:
-        """Rows of one document with another filter, or of another epoch, stand apart."""
+        """Add a row. A document has several, one per filter and epoch."""
         if self.documents.setdefault(scored.id, scored.document) != scored.document:
             raise Refused(f"id {scored.id}: expected one document of this id, got another one as well")
         self.prompted.setdefault(scored.id, prompt_hash(scored.prompted))
@@ -173,25 +171,25 @@ class _Documents:
         unscored: dict[str, Mapping[str, float]] = {}
         for metric, values in self.values.items():
             scores[metric], unscored[metric] = _means({key: values.get(key, ()) for key in self.documents})
-        found = Result.of_prompts(name, {}, self.documents, task=task, prompted=self.prompted)
-        return replace(found, scores=scores, unscored=unscored, unreadable=tuple(unreadable))
+        result = Result.of_prompts(name, {}, self.documents, task=task, prompted=self.prompted)
+        return replace(result, scores=scores, unscored=unscored, unreadable=tuple(unreadable))
 
 
 def _means(values: Mapping[str, Iterable[float | None]]) -> tuple[dict[str, float | None], dict[str, float]]:
-    """By prompt the mean of its known scores, None without any; and the share of unknown ones, if any."""
+    """By prompt, the mean of its known scores (None without any), and the share of unknown ones if any."""
     means: dict[str, float | None] = {}
     unscored: dict[str, float] = {}
     for key, scores in values.items():
         row = list(scores)
-        known = [score for score in row if score is not None]
-        means[key] = sum(known) / len(known) if known else None
-        if len(known) < len(row):
-            unscored[key] = 1 - len(known) / len(row)
+        finite = [score for score in row if score is not None]
+        means[key] = sum(finite) / len(finite) if finite else None
+        if len(finite) < len(row):
+            unscored[key] = 1 - len(finite) / len(row)
     return means, unscored
 
 
 def results_at(path: Path) -> list[Result]:
-    """One result a set of prompts. Raises `Refused` where there is none."""
+    """One result per set of prompts. Raises `Refused` if there is none."""
     if is_run(path):
         return [Result.of_run(load_run(path))]
     if url_of(path):
@@ -201,7 +199,7 @@ def results_at(path: Path) -> list[Result]:
         files = []
         for file in sorted(path.rglob("*")):
             if file.is_file() and file.name.endswith(ENDINGS):
-                with suppress(Refused):  # such as a file of results, which is no log
+                with suppress(Refused):  # a file that is no log, such as one of results
                     files.append((file, _scored_format(file)))
         harness = [(file, format) for file, format in files if format is not None]
         if not harness:
@@ -210,23 +208,23 @@ def results_at(path: Path) -> list[Result]:
                 "(--log_samples), lighteval (--save-details) or Inspect; got none of these. A model is "
                 "compared with --prompts FILE --reward NAME"
             )
-        return _of_harness(harness, str(path))
+        return _harness_results(harness, str(path))
     if not path.exists():
         raise Refused(f"{path}: no such file or folder")
     if is_store(path):
         with Store.open(path, read_only=True) as store:
             return [Result.of_store(str(path), store)]
-    first = None if format_at(path) else next(read_records(path), None)
-    if first is not None and first.value.keys() >= {"prompt_id", "prompt", "rewards"}:
+    line = None if format_at(path) else next(read_records(path), None)
+    if line is not None and line.value.keys() >= {"prompt_id", "prompt", "rewards"}:
         return [Result.of_file(path)]
     format = _scored_format(path)
     if format is not None:
-        return _of_harness([(path, format)], str(path))
+        return _harness_results([(path, format)], str(path))
     with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
         report = import_files(store, [path])
-        found = Result.of_store(str(path), store)
+        result = Result.of_store(str(path), store)
     refused = tuple(f"{each.where}: {each.reason}" for each in report.refused)
-    return [replace(found, unreadable=refused)]
+    return [replace(result, unreadable=refused)]
 
 
 def is_run(path: Path) -> bool:
@@ -234,17 +232,17 @@ def is_run(path: Path) -> bool:
 
 
 def _scored_format(path: Path) -> Format | None:
-    """The format of a file, where it is one of evaluations whose documents are scored."""
+    """The format of a file, if it is an evaluation with scored documents."""
     format = Recognizer(None).recognize_first(path)
     return format if format is not None and format.scored is not None else None
 
 
-def _of_harness(files: Sequence[tuple[Path, Format]], name: str) -> list[Result]:
+def _harness_results(files: Sequence[tuple[Path, Format]], name: str) -> list[Result]:
     tasks: dict[str, _Documents] = {}
     unreadable: dict[Path, list[str]] = {path: [] for path, _ in files}
     for path, format in files:
         assert format.scored is not None
-        named = LM_EVAL_NAME.match(path.name)
+        match = LM_EVAL_NAME.match(path.name)
         for line in lines_of(path, format):
             try:
                 if line.error:
@@ -253,7 +251,7 @@ def _of_harness(files: Sequence[tuple[Path, Format]], name: str) -> list[Result]
             except RECORD_ERRORS as error:
                 unreadable[path].append(f"{line.where}: {reason_of(error)}")
                 continue
-            task = scored.task or (named[1] if named else "")
+            task = scored.task or (match[1] if match else "")
             documents = tasks.setdefault(task, _Documents(path))
             if documents.path != path:
                 raise Refused(
@@ -264,4 +262,4 @@ def _of_harness(files: Sequence[tuple[Path, Format]], name: str) -> list[Result]
     if not tasks:
         reasons = [reason for reasons in unreadable.values() for reason in reasons] or ["got no record"]
         raise Refused(f"{name}: expected scored documents; {reasons[0]}")
-    return [found.result(name, task, unreadable[found.path]) for task, found in tasks.items()]
+    return [documents.result(name, task, unreadable[documents.path]) for task, documents in tasks.items()]

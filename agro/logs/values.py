@@ -1,5 +1,5 @@
-"""Values of other programs' records, checked and converted: numbers, flags and lists, and rewards that are
-written as words, stars or shares."""
+"""Check and convert values of other programs' records: numbers, flags and lists, and rewards that are written
+as words, stars or shares."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from agro.types.conversation import text_of
 
 
 def wrong(name: str, expected: str, value: Any, way_out: str = "") -> Refused:
-    """That a value isn't what was expected in its place, and what to do."""
+    """A refusal of a value: what was expected, what came, and what to do."""
     return Refused(f"{name}: expected {expected}, got {value!r:.80}" + (f"; {way_out}" if way_out else ""))
 
 
 def number(value: Any, name: str, *, is_text: bool = False) -> float | None:
-    """A number, or true and false; None for null and NaN, which are unknown. Raises `Refused` for others.
+    """A number, true or false; None for null and NaN, which are unknown. Raises `Refused` for others.
 
-    `is_text`: whether it may be written as text, and "N/A" where it is unknown.
+    `is_text`: whether the number may be written as text, and "N/A" if it is unknown.
     """
     expected = "a finite number, or null where it is unknown"
     if is_text and isinstance(value, str):
         expected, written = "a number or 'N/A'", value
         value = None if value.strip().upper() in ("", "N/A") else number_in(value)
         if isinstance(value, str):
-            with contextlib.suppress(ValueError):  # .5, 05 and nan, which aren't JSON
+            with contextlib.suppress(ValueError):  # .5, 05 and nan aren't JSON
                 value = float(value)
         if isinstance(value, bool | str):
             raise wrong(name, expected, written)
@@ -45,7 +45,7 @@ def number(value: Any, name: str, *, is_text: bool = False) -> float | None:
 
 
 def integer(value: Any, name: str) -> int:
-    """An integer, also one written as text, as some programs do."""
+    """An integer, which some programs write as text."""
     if isinstance(value, str) and value.strip().lstrip("-").isdigit():
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -54,7 +54,7 @@ def integer(value: Any, name: str) -> int:
 
 
 def parsed(value: str, name: str) -> Any:
-    """What is written as JSON in a text, or as `unpacked` reads it."""
+    """The value that a text has as JSON, or as `unpacked` reads it."""
     inner = unpacked(value)
     if not isinstance(inner, str):
         return inner
@@ -71,19 +71,19 @@ def flag(value: Any, name: str) -> bool:
 
 
 def one_of(value: Any, meanings: Mapping[str, str], name: str) -> str:
-    """What a text stands for, such as a role for the name that another program gives it."""
+    """The meaning of a text, such as the role that another program calls by this name."""
     if isinstance(value, str) and value in meanings:
         return meanings[value]
     raise wrong(name, f"one of {', '.join(meanings)}", value)
 
 
 def plain(content: Any, name: str) -> str:
-    """The text of a message's content: text, or parts of text. Raises `Refused` for images and others."""
+    """The text of a message's content, a text or text parts. Raises `Refused` for images and other parts."""
     return "" if content is None else text_of(content, name)
 
 
 def a_list(value: Any, name: str) -> list[Any]:
-    """A list; an empty one where there is none."""
+    """A list, empty for null."""
     if value is None:
         return []
     if isinstance(value, list):
@@ -92,12 +92,12 @@ def a_list(value: Any, name: str) -> list[Any]:
 
 
 def listed(value: Any, name: str) -> list[dict[str, Any]]:
-    """A list of objects, an empty one where there is none."""
+    """A list of objects, empty for null."""
     return [] if value is None else objects(value, name)
 
 
-def of_length(value: Any, name: str, length: int, noun: str = "values") -> list[Any]:
-    """A list of that many values. `noun`: what they are, for the refusal of others."""
+def list_of_length(value: Any, name: str, length: int, noun: str = "values") -> list[Any]:
+    """A list of `length` values. `noun`: what they are, for the refusal."""
     if isinstance(value, list) and len(value) == length:
         return value
     got = f"{len(value)} values" if isinstance(value, list) else f"{value!r:.80}"
@@ -112,13 +112,13 @@ def integers(value: Any, name: str) -> list[int]:
 
 
 def numbers(value: Any, name: str, length: int) -> list[float | None]:
-    """A list of that many numbers, null and NaN where one is unknown."""
-    values = of_length(value, name, length, "numbers, one a token")
+    """A list of `length` numbers; unknown ones may be null or NaN."""
+    values = list_of_length(value, name, length, "numbers, one per token")
     return [number(x, f"{name}[{i}]") for i, x in enumerate(values)]
 
 
 def flags(value: Any, name: str, length: int) -> list[bool]:
-    """A list of that many flags, as true and false or as 1 and 0."""
+    """A list of `length` flags, as true and false or as 1 and 0."""
     values = numbers(value, name, length)
     for each in values:
         if each not in (0.0, 1.0):
@@ -127,24 +127,24 @@ def flags(value: Any, name: str, length: int) -> list[bool]:
 
 
 def digest(*values: Any) -> str:
-    """A short text that equal values share."""
+    """A hash that equal values share."""
     text = json.dumps(values, sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def identified(row: Mapping[str, Any], *ids: Any) -> str:
-    """What the records of one call share in every export: its ids; the record's content where it has none."""
+    """A hash that a call has in every export: of its ids, or of the record's content if an id is missing."""
     return digest(*ids) if all(id is not None for id in ids) else digest(dict(row))
 
 
 def total(
     row: Row, columns: Collection[str], weights: Mapping[str, float], *, partial: bool = False
 ) -> float | None:
-    """The reward of a record with these columns of rewards: the only one, or the weighted sum of the named.
+    """The reward of a record with these columns of rewards: the only one, or the weighted sum of those named.
 
-    It is unknown where a part is; with `partial`, for trainers that sum the known parts, where all are.
-    Raises `Refused` where there are several and none is named, since they may be parts of one sum, or another
-    scale of the same.
+    It is unknown if any part is; with `partial`, for trainers that sum the known parts, only if all are.
+    Raises `Refused` if there are several and none is named, since they may be parts of one sum, or the same
+    reward on several scales.
     """
     if not weights and len(columns) > 1:
         raise Refused(
@@ -174,20 +174,20 @@ _SHARE = re.compile(
 )
 _COUNT = re.compile(rf"(\d+(?:[.,]\d+)?) ?{_STARS}")
 _WORDED = re.compile(r"(-?\d+(?:[.,]\d+)?) ?(?:[:(=–-].*| [^\d/%]+)")
-_TONES = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")  # of the skin of an emoji
+_TONES = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")  # skin tones of emoji
 
 
 class Rating(NamedTuple):
-    """A rating that a text says."""
+    """A rating written as text."""
 
     number: float
-    scale: str  # 7, 8/10, 85% and ★★ are of four
-    most: float | None  # what the number is of; None where that isn't said
+    scale: str  # 7, 8/10, 85% and ★★ are on four scales
+    highest: float | None  # the highest rating possible; None if the text doesn't say
 
 
 def rating_in(text: str) -> Rating | None:
-    """The percentage, fraction or count of stars that a text is, such as 85%, 4/5, 3 of 5, ★★☆☆☆ and 3 stars;
-    None for others."""
+    """The rating in a percentage, fraction or count of stars, such as 85%, 4/5, 3 of 5, ★★☆☆☆ and 3 stars;
+    None for other texts."""
     plain = word_of(text)
     if re.fullmatch("[★⭐]+☆*|☆+", plain):
         filled = len(plain) - plain.count("☆")
@@ -202,13 +202,13 @@ def rating_in(text: str) -> Rating | None:
 
 
 def share_in(text: str) -> float | None:
-    """From 0 to 1 what a percentage, a fraction, or stars of so many are; None for other texts."""
+    """A percentage, a fraction, or stars out of a number, as a share from 0 to 1; None for other texts."""
     rating = rating_in(text)
-    return rating.number / rating.most if rating is not None and rating.most else None
+    return rating.number / rating.highest if rating is not None and rating.highest else None
 
 
 def scale_of(value: Any) -> str | None:
-    """The scale of a rating; None where it has no number."""
+    """The scale of a rating; None without a number."""
     if isinstance(number_in(value), int | float):
         return "a number"
     if not isinstance(value, str):
@@ -220,19 +220,19 @@ def scale_of(value: Any) -> str | None:
 
 
 def worded_number(text: str) -> float | None:
-    """The number that a rating such as 3 - fair, 5: awful or 4 (good) begins with; None for others."""
+    """The number at the start of a rating such as 3 - fair, 5: awful or 4 (good); None for other texts."""
     match = _WORDED.fullmatch(word_of(text))
     return _decimal(match[1]) if match else None
 
 
 def word_of(text: str) -> str:
-    """The word as it stands in `WORDS`."""
+    """The word in the form of `WORDS`."""
     return " ".join(re.split(r"[\s_-]+", _TONES.sub("", text).strip().casefold()))
 
 
 def number_in(value: Any) -> Any:
-    """The number, or true and false, that a text is, also with a plus or a decimal comma; another value, such
-    as a word, as it is. Three digits after a comma may be thousands: that is no number."""
+    """The number, true or false that a text says, also with a plus sign or a decimal comma; other values,
+    such as words, unchanged. Three digits after a comma may mean thousands: such a text is no number."""
     if not isinstance(value, str):
         return value
     plain = value.strip()
@@ -251,19 +251,19 @@ def _decimal(text: str) -> float:
 
 
 def parse_words(text: str) -> dict[str, float | None]:
-    """The rewards of `up=1,down=0,skip=null`, or of the same as JSON, in which words may have commas.
+    """Parse `up=1,down=0,skip=null`, or the same as JSON, in which words may have commas.
 
     Raises `Refused` for other texts.
     """
     rewards: dict[str, float | None] = {}
-    words: Iterable[Sequence[Any]] = (part.rpartition("=")[::2] for part in text.split(","))
+    items: Iterable[Sequence[Any]] = (part.rpartition("=")[::2] for part in text.split(","))
     if text.startswith("{"):
         try:
-            words = loads(text).items()
+            items = loads(text).items()
         except ValueError as error:
             expected = "WORD=NUMBER, or an object of JSON"
             raise Refused(f"--reward-map {text!r:.80}: expected {expected}: {error}") from None
-    for word, value in ((str(word).strip(), value) for word, value in words):
+    for word, value in ((str(word).strip(), value) for word, value in items):
         if not word:
             raise Refused(f"--reward-map {value!r}: expected WORD=NUMBER, such as up=1,down=0")
         if word in rewards:
@@ -276,7 +276,7 @@ def parse_words(text: str) -> dict[str, float | None]:
 
 
 def written_words(worth: Mapping[str, str]) -> str:
-    """As `parse_words` reads it."""
+    """The text that `parse_words` reads."""
     if not any({",", "="} & set(word) or word.startswith("{") for word in worth):
         return ",".join(f"{word}={value}" for word, value in worth.items())
     pairs = (f"{json.dumps(word, ensure_ascii=False)}: {value}" for word, value in worth.items())
@@ -284,25 +284,25 @@ def written_words(worth: Mapping[str, str]) -> str:
 
 
 def as_reward(value: Any, context: Context, name: str) -> Any:
-    """The reward that a word stands for, by --reward-map or by `WORDS`; a share (80%, 4/5, ★★☆☆☆) as a number
-    from 0 to 1; another value as it is.
+    """The reward of a word by --reward-map, or else by `WORDS`; a share (80%, 4/5, ★★☆☆☆) as a number from 0
+    to 1; other values unchanged.
 
-    Raises `Refused` for a word that isn't there; for a number, where --reward-map has numbers; and for shares
-    and other numbers in one file, which are of two scales.
+    Raises `Refused` for a word without a reward, for a number missing in a --reward-map of numbers, and for
+    shares and other numbers in one file, which are two scales.
     """
     if is_unknown(value):
         return None
     word_rewards, key = context.word_rewards, _written(value)
     if key in word_rewards:
-        context.notes["--reward-map"] = True  # it was of use
+        context.notes["--reward-map"] = True  # it was used
         return word_rewards[key]
     share = share_in(value) if isinstance(value, str) else None
     if share is not None or isinstance(number_in(value), int | float):
         is_share = share is not None
-        was_share, first = context.notes.setdefault(f"scale of {name}", [is_share, str(value)])
+        was_share, prior = context.notes.setdefault(f"scale of {name}", [is_share, str(value)])
         if was_share != is_share:
             raise Refused(
-                f"{name}: expected one scale, got {value!r:.80}, and {first!r:.80} before it; say what each "
+                f"{name}: expected one scale, got {value!r:.80}, and {prior!r:.80} before it; say what each "
                 f"is worth: --reward-map '{key[:40]}=NUMBER', and so on"
             )
     if share is not None:
@@ -315,9 +315,9 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     if word in _UNKNOWN:
         return None
     rating = rating_in(value)
-    if rating is not None and rating.most is None and not word_rewards:
+    if rating is not None and rating.highest is None and not word_rewards:
         raise Refused(
-            f"{name}: {value!r:.80} doesn't say of how many; say what each is worth: --reward-map "
+            f"{name}: {value!r:.80} doesn't say out of how many; say what each is worth: --reward-map "
             f"'{key}=NUMBER', and so on (--guess proposes them)"
         )
     if word_rewards or word not in WORDS:

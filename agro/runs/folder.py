@@ -1,4 +1,4 @@
-"""The run folder: configuration and metrics."""
+"""The run folder: its configuration and metrics, and what may change when a run is resumed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from agro.io.version import __version__
 from agro.runs.side_by_side import HELD_OUT, Response, first_responses, records
 from agro.types import Sample
 
-SET_ASIDE = "set_aside.jsonl"  # held-out prompts of the run's own data, which policies can answer
-STAGE = ".stage"  # what a run does now
+SET_ASIDE = "set_aside.jsonl"  # held-out prompts of the run's own data that policies can answer
+STAGE = ".stage"  # the run's current activity
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 
 
 def check_out(
     out: str | Path | None, *, resume: bool, accept: Sequence[str] = (), makes: bool = False
 ) -> None:
-    """Raise `Refused` for a run to continue that isn't named, and where a process that makes the folder of a
-    new run finds one there already."""
+    """Raise `Refused` for --resume without a folder, and if a new run is to start in a folder with a run."""
     if resume and out is None:
         raise Refused("--resume: expected the folder of the run: agro train RUN --resume")
     if accept and not resume:
@@ -49,8 +48,8 @@ def resuming(folder: str | Path) -> str:
 class Run:
     """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and perhaps `store.db`.
 
-    `held_out.jsonl` has responses to some held-out prompts, or where none are held out to some that were
-    trained on, see `agro.runs.side_by_side`: the log's best ones in the first line, then one per evaluation.
+    `held_out.jsonl` has responses to some held-out prompts, or without any, to some that were trained on (see
+    `agro.runs.side_by_side`). Its first line has the log's best responses, each other line an evaluation's.
     """
 
     def __init__(
@@ -65,12 +64,12 @@ class Run:
     ) -> None:
         """`inputs`: fingerprints of the weights, files and code that the configuration names, by key.
 
-        `accept`: keys of those that may have changed since the run began.
-        `epochs`: by phase what its steps were computed from; see `agro.train.phases`.
+        `accept`: keys of inputs that may have changed since the run began.
+        `epochs`: what the steps of each phase were computed from, see `agro.train.phases`.
         """
         self.folder = folder
         self.metrics_file, self.held_out_file = folder / "metrics.jsonl", folder / HELD_OUT
-        self.changed = False  # since the run was stopped, in what ends it
+        self.changed = False  # whether the settings that end the run differ from those before the stop
         self.notes: list[str] = []
         check_out(folder, resume=resume, makes=True)
         previous: dict[str, Any] = {}
@@ -96,10 +95,10 @@ class Run:
             "versions": versions(),
             "run": self.id,
             "inputs": dict(inputs or {}),
-            "started_in": os.path.relpath(Path.cwd(), folder),  # where its paths begin
+            "started_in": os.path.relpath(Path.cwd(), folder),  # relative paths start here
         }
-        if made_of := epochs or previous.get("epochs"):
-            self.record["epochs"] = made_of
+        if epochs_used := epochs or previous.get("epochs"):
+            self.record["epochs"] = epochs_used
         try:
             with writing(folder):
                 for unfinished in [*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")]:
@@ -110,78 +109,78 @@ class Run:
             raise
 
     def close(self) -> None:
-        """Let others train in this folder."""
+        """Release the folder's lock."""
         self._lock.close()
 
     def checkpoint(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:08d}"
 
     def _compare(self, saved: RunConfig, config: RunConfig) -> None:
-        """Raise `Refused` where a value differs that may not change on resume."""
+        """Raise `Refused` if a value differs that must not change on resume."""
         self.changed = ending(saved) != ending(config)
-        before, now = (deciding(c.record()) for c in (saved, config))
-        steps_before, steps = take_length(before), take_length(now)
-        if steps_before is not None and steps is not None and steps < steps_before:
+        prior, current = (deciding(c.record()) for c in (saved, config))
+        old_steps, steps = take_length(prior), take_length(current)
+        if old_steps is not None and steps is not None and steps < old_steps:
             raise Refused(
-                f"{self.folder}: --resume expects at least the steps of before: the last phase had "
-                f"{steps_before}, now it has {steps}; to end early, stop the run with Ctrl-C"
+                f"{self.folder}: --resume expects at least as many steps as before: the last phase had "
+                f"{old_steps}, now it has {steps}; to end early, stop the run with Ctrl-C"
             )
-        if steps_before != steps and config.train.schedule != "constant":
+        if old_steps != steps and config.train.schedule != "constant":
             self.notes.append(
-                f"train.schedule = {config.train.schedule} now runs over {steps} steps, not {steps_before}: "
+                f"train.schedule = {config.train.schedule} now runs over {steps} steps, not {old_steps}: "
                 "the learning rate is not that of one run of that length"
             )
-        different = [f"{key} was {old}, now it is {new}" for key, old, new in differences(before, now)]
+        different = [f"{key} was {old}, now it is {new}" for key, old, new in differences(prior, current)]
         if different:
             raise Refused(
                 f"{self.folder}: --resume expects the same configuration, but {'; '.join(different)}"
             )
 
     def _compare_inputs(
-        self, before: Mapping[str, str], now: Mapping[str, str], accept: Sequence[str]
+        self, old_inputs: Mapping[str, str], new_inputs: Mapping[str, str], accept: Sequence[str]
     ) -> None:
-        """Raise `Refused` where an input has changed that isn't accepted. A key may name several settings."""
-        allowed = ", ".join({**before, **now})
+        """Raise `Refused` if an input has changed and isn't accepted. A key may name several settings."""
+        allowed = ", ".join({**old_inputs, **new_inputs})
         for name in accept:
             if name not in allowed.split(", "):
                 raise Refused(f"--accept {name}: expected an input of the run: {allowed}")
-        unknown = ", ".join(key for key in now if key not in before)
+        unknown = ", ".join(key for key in new_inputs if key not in old_inputs)
         if unknown:
             self.notes.append(
                 f"when the run began, no fingerprint of what {unknown} names was recorded, so it isn't known "
                 "whether it has changed"
             )
-        changed = [key for key in before if before[key] != now.get(key)]
+        changed = [key for key in old_inputs if old_inputs[key] != new_inputs.get(key)]
         refused = [key for key in changed if set(accept).isdisjoint(key.split(", "))]
         if refused:
             flags = " ".join(f"--accept {key.split(', ')[0]}" for key in refused)
             raise Refused(
-                f"{self.folder}: --resume expects the inputs of before, but what {', '.join(refused)} names "
-                "has changed since the run began. What to do: put it back, start a new run, or go on with "
-                f"what is there now: --resume {flags}"
+                f"{self.folder}: --resume expects the same inputs, but what {', '.join(refused)} names has "
+                "changed since the run began. What to do: restore it, start a new run, or continue with the "
+                f"changed input: --resume {flags}"
             )
         if changed:
             self.notes.append(f"what {', '.join(changed)} names has changed since the run began (--accept)")
 
     def has_steps(self) -> bool:
-        """Whether the metrics of a step were logged, besides the measurement before the first one."""
+        """Whether the metrics of a step were logged; the measurement before the first step doesn't count."""
         return any(step for _, step in lines_by_step(self.metrics_file))
 
     def forget_after(self, step: int) -> list[int]:
-        """Drop what was logged of uncommitted steps; return the unreadable lines of metrics by number."""
+        """Drop the logged lines of uncommitted steps; return the numbers of unreadable lines of metrics."""
         _drop_after(self.held_out_file, step)
         return _drop_after(self.metrics_file, step)
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """Append one object; what isn't a finite number is unknown: null."""
+        """Append one object; numbers that aren't finite are unknown, and become null."""
         self._append(self.metrics_file, metrics)
 
     def log_held_out(
         self, step: int, samples: Sequence[Sample], best_of_log: Callable[[list[str]], Iterable[Response]]
     ) -> None:
-        """Append the first response to each of the first of these prompts.
+        """Append the first response to each of the first prompts.
 
-        Before the first line stands one with the best responses of the log, by the ids of prompts.
+        The file's first line has the log's best responses, which `best_of_log` returns for prompt ids.
         """
         responses = records(first_responses(samples))
         if not self.held_out_file.exists() or not self.held_out_file.stat().st_size:
@@ -202,7 +201,7 @@ class Run:
 
 
 def lines_by_step(path: Path) -> list[tuple[bytes, int | None]]:
-    """The lines of a file, each with its step; None where it is unreadable."""
+    """The lines of a file, each with its step; None for an unreadable line."""
     lines: list[tuple[bytes, int | None]] = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
@@ -213,18 +212,18 @@ def lines_by_step(path: Path) -> list[tuple[bytes, int | None]]:
 
 
 def _drop_after(path: Path, step: int) -> list[int]:
-    """Drop the lines of later steps; return the numbers of unreadable lines, without a torn last one."""
+    """Drop the lines of later steps; return the numbers of unreadable lines, except a torn last one."""
     lines = lines_by_step(path)
     if not lines:
         return []
-    remaining = [line.decode() for line, of in lines if of is not None and of <= step]
+    remaining = [line.decode() for line, line_step in lines if line_step is not None and line_step <= step]
     write(path, "".join(f"{line}\n" for line in remaining))
-    # The last line may be torn, of a run that was killed.
-    return [number for number, (_, of) in enumerate(lines[:-1], 1) if of is None]
+    # A killed run may have a torn last line.
+    return [number for number, (_, line_step) in enumerate(lines[:-1], 1) if line_step is None]
 
 
 def to_json_values(value: Any) -> Any:
-    """For JSON: None in place of what isn't a finite number."""
+    """The value for JSON, with None in place of numbers that aren't finite."""
     if isinstance(value, Mapping):
         return {k: to_json_values(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -243,7 +242,7 @@ def versions() -> dict[str, str]:
 
 
 def differences(old_values: Any, new_values: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """(dotted key, old value, new value) of what differs; phases have their names as keys."""
+    """(dotted key, old value, new value) of each difference; phases have their names as keys."""
     if isinstance(old_values, dict) and isinstance(new_values, dict):
         for name in {**old_values, **new_values}:
             inner = f"{key}.{name}".removeprefix(".")

@@ -1,4 +1,4 @@
-"""What is wrong with a run, from its metrics: one list for the page, the model card and the terminal."""
+"""Problems of a run, found in its metrics: one list for the page, the model card and the terminal."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ COUNTED = {
     "eval_unscored": "held-out without a reward",
 }
 WINDOW = 20  # steps
-# Times the KL that pays: the methods that gain on a log end at up to 2.4 nats where about 1 pays
+# Multiple of the KL that pays: methods that gain on a log end at up to 2.4 nats if about 1 pays
 # (reproductions/offline), those that write gibberish at 20 and more.
 FAR = 3.0
-FEW = 10  # groups, of fewer than which a mean says nothing
+FEW = 10  # groups: a mean over fewer says nothing
 FALLEN = math.log(10)  # nats: the best stored responses are ten times less probable
 RATIO = 100.0
-HALF = 0.5  # of its promise: what the best single step keeps
+HALF = 0.5  # share of its promised gain that the best single step keeps
 STILL = 0.01  # nats: no response became 1 % more or less probable
-# Above this the rewards are less than 1/(1 + 10²), 1 %, of the variance of R if log π/π_ref is independent of
-# them. The rest is noise.
+# Ratio above which rewards make up less than 1/(1 + 10²), 1 %, of the variance of R if log π/π_ref is
+# independent of them. The rest is noise.
 DWARFED = 10.0
-PATIENCE = 3  # steps in a row without a signal that are worth a warning; single ones are common
+PATIENCE = 3  # steps in a row without a signal that cause a warning; single ones are common
 SPREAD = (
     "where other groups of the store have rewards that differ: data.spread = true, which draws only those. "
     "Otherwise "
 )
-# Why nothing can be learned from a step (metric `no_signal`), and what to do: for terminal and page.
+# What to do if nothing can be learned from a step, by reason (metric `no_signal`), for terminal and page.
 WAYS_OUT = {
     "no valid response": (
         "see why responses are dropped (dropped_reasons; agro check on the store); correct these records, or "
@@ -69,9 +69,9 @@ WAYS_OUT = {
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem in a few words, and as sentences that say what to do.
+    """A problem in a few words, and in sentences with the way out.
 
-    `serious`: the policy isn't what a good held-out number suggests, so that the problem is the headline.
+    `serious`: whether it is the headline, because the policy is worse than a good held-out number suggests.
     """
 
     title: str
@@ -86,7 +86,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Shortfall:
-    """Steps without something: `count` of `steps`, `in_a_row` of them at most in a row, by reason."""
+    """Steps that lacked something: `count` of `steps`, at most `in_a_row` in a row, and the reasons."""
 
     count: int
     steps: int
@@ -104,7 +104,7 @@ class Shortfall:
 
 
 def problems(run: RunData) -> list[Problem]:
-    """The problems of a run; those that make the headline first."""
+    """The problems of a run, serious ones first."""
     report: list[Problem] = []
     compared = _compared(run.rows)
     if compared is not None and compared[f"{GAIN}_high"] < 0:
@@ -133,16 +133,15 @@ def problems(run: RunData) -> list[Problem]:
 
 
 def phase_problems(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
-    """What is wrong at the end of a phase; `rows`: its metrics so far, in order.
+    """The problems at the end of a phase; `rows`: its metrics so far, in order.
 
-    Of a run on others' samples whose held-out reward has risen, the distance from the reference isn't a
-    problem, nor is it where the objective uses no rewards: to imitate is to leave a reference that writes
-    otherwise.
+    The distance from the reference isn't a problem if a run on stored samples has raised the held-out reward,
+    or if the objective uses no rewards: to imitate is to leave a reference that writes otherwise.
     """
     report = [_best_that_fall(rows, config), _stillness(rows, config), _overshoot(rows, config)]
     measured_alone = [p.label or p.name for p in config.reward.functions if not p.weight and p.gate is None]
     title = config.reward.title
-    if any(title in (row.get("reward_parts") or {}) for row in rows):  # beside one that a source gives
+    if any(title in (row.get("reward_parts") or {}) for row in rows):  # in addition to a source's reward
         measured_alone = [title]
     report += [_parted(rows, name) for name in measured_alone]
     compared = _compared(rows)
@@ -153,23 +152,23 @@ def phase_problems(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
 
 
 def _compared(rows: Sequence[Row]) -> Row | None:
-    """The last comparison with the start, prompt by prompt, if its interval is known."""
+    """The latest paired comparison with the start whose interval is known."""
     return next((row for row in reversed(rows) if row.get(f"{GAIN}_low") is not None), None)
 
 
 def _recent(rows: Sequence[Row], name: str) -> list[float]:
-    """The values of a metric in the last steps, where it is known."""
+    """The known values of a metric in the last steps."""
     return [row[name] for row in rows[-WINDOW:] if row.get(name) is not None]
 
 
 def _kl_error(row: Row) -> float:
-    """The standard error of `eval_kl_ref`, 0 where there is none."""
+    """The standard error of `eval_kl_ref`, or 0."""
     error = row.get("eval_kl_ref_se")
     return error if error is not None and is_known(error) else 0.0
 
 
 def _best_that_fall(rows: Sequence[Row], config: RunConfig) -> Problem | None:
-    """Where log π/π_ref of the best stored responses is below 0 by more than its error."""
+    """A problem if log π/π_ref of the best stored responses is below 0 by more than its error."""
     ratios = [row["log_ratio_best"] for row in rows if row.get("log_ratio_best") is not None][-WINDOW:]
     if len(ratios) < WINDOW:
         return None
@@ -186,7 +185,7 @@ def _best_that_fall(rows: Sequence[Row], config: RunConfig) -> Problem | None:
 
 
 def _distance(rows: Sequence[Row], config: RunConfig) -> Problem | None:
-    """Where the KL to the reference is above that of a policy that writes only the best stored responses."""
+    """A problem if the KL to the reference exceeds that of a policy that writes only the best responses."""
     evaluated = [number for number, row in enumerate(rows) if row.get("eval_kl_ref") is not None]
     if not evaluated:
         return None
@@ -194,7 +193,7 @@ def _distance(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     if row["step"] == 0 or row.get("staleness_mean") is not None:
         return None
     limit, groups = row.get("eval_kl_of_best"), row.get("eval_auc_groups")
-    if limit is None:  # of the last steps, where no groups are held out
+    if limit is None:  # no groups are held out: use the last steps
         stored = [row for row in earlier if row.get("staleness_mean") is None]
         limits, counts = _recent(stored, "kl_of_best"), _recent(stored, "kl_of_best_groups")
         limit, groups = (fmean(limits) if limits else None), (int(sum(counts)) if counts else None)
@@ -212,7 +211,7 @@ def _distance(rows: Sequence[Row], config: RunConfig) -> Problem | None:
 
 
 def _ratios(rows: Sequence[Row], config: RunConfig) -> Problem | None:
-    """Where π/π_ref of stored responses, which is 1 on average for the reference's own, is far above that."""
+    """A problem if the mean π/π_ref of stored responses is far above 1, its mean on the reference's own."""
     on_stored = [row for row in rows if row.get("staleness_mean") is None]
     held_out, trained = _recent(on_stored, "eval_ratio_mean"), _recent(on_stored, "ratio_mean")
     if not held_out and len(trained) < WINDOW:
@@ -238,11 +237,11 @@ class _Measured(NamedTuple):
 
 
 def _parted(rows: Sequence[Row], name: str) -> Problem | None:
-    """Where a part that isn't trained on has fallen since it was best, and the reward has risen.
+    """A problem if a part that isn't trained on has fallen since its best value, and the reward has risen.
 
-    On held-out prompts where these were measured twice, else on `WINDOW` steps each, counted from the last
-    one back. The part has to have fallen by 3 standard errors, since its best mean is chosen, and the reward
-    to have risen by 2.
+    Compares evaluations on held-out prompts if there are two, otherwise means over `WINDOW` steps, counted
+    back from the last one. The part has to fall by 3 standard errors, since its best mean is selected, and
+    the reward to rise by 2.
     """
     course = []
     for row in rows:
@@ -251,21 +250,21 @@ def _parted(rows: Sequence[Row], name: str) -> Problem | None:
             course.append(_Measured(row["step"], row["eval_reward"], row["eval_reward_se"], part, error))
     if len(course) < 2:
         course = []
-        known = [
+        measured = [
             (row["step"], row["reward_mean"], row["reward_parts"][name])
             for row in rows
             if row.get("reward_mean") is not None and (row.get("reward_parts") or {}).get(name) is not None
         ]
-        for end in range(len(known), WINDOW - 1, -WINDOW):
-            steps, rewards, parts = zip(*known[end - WINDOW : end], strict=True)
+        for end in range(len(measured), WINDOW - 1, -WINDOW):
+            steps, rewards, parts = zip(*measured[end - WINDOW : end], strict=True)
             errors = [stdev(values) / math.sqrt(WINDOW) for values in (rewards, parts)]
             course.insert(0, _Measured(steps[-1], fmean(rewards), errors[0], fmean(parts), errors[1]))
     if len(course) < 2:
         return None
-    last, best = course[-1], max(course[:-1], key=lambda at: at.part)
-    fall, rise = best.part - last.part, last.reward - best.reward
-    has_fallen = fall > 3 * math.hypot(best.part_se, last.part_se)
-    if not has_fallen or rise <= 2 * math.hypot(best.reward_se, last.reward_se):
+    latest, best = course[-1], max(course[:-1], key=lambda point: point.part)
+    fall, rise = best.part - latest.part, latest.reward - best.reward
+    has_fallen = fall > 3 * math.hypot(best.part_se, latest.part_se)
+    if not has_fallen or rise <= 2 * math.hypot(best.reward_se, latest.reward_se):
         return None
     value = f"{name} fell by {fall:.3g} since step {best.step}, while the reward rose by {rise:.3g}"
     detail = (
@@ -277,7 +276,7 @@ def _parted(rows: Sequence[Row], name: str) -> Problem | None:
 
 
 def _stillness(rows: Sequence[Row], config: RunConfig) -> Problem | None:
-    """Where the policy is still the reference after many updates, although there was something to learn."""
+    """A problem if the policy still equals the reference after many updates with something to learn."""
     trained = [row for row in rows if row.get("loss") is not None and not row.get("no_signal")]
     if config.policy.reference not in ("start", "phase") or len(trained) < config.train.warmup + WINDOW:
         return None
@@ -297,13 +296,13 @@ def _stillness(rows: Sequence[Row], config: RunConfig) -> Problem | None:
 
 
 def kept_share(rows: Sequence[Row]) -> float | None:
-    """The median of what the last steps kept of what their gradients promised; None where too few are known.
+    """The median share of the promised gain that the last steps kept; None if too few are known.
 
-    A step of length α gains αp − ½κα² of the αp that was promised: the share is 1 − ακ/2p, a half where the
-    gain is largest. The median, since a promise near 0, of a step along older gradients, has any share.
+    A step of length α gains αp − ½κα² of the promised αp: the share is 1 − ακ/2p, a half at the largest gain.
+    The median is used since a promise near 0, as of a step along older gradients, can have any share.
     """
-    known = [row for row in rows[-WINDOW:] if row.get("kept") is not None and row["promised"] > 0]
-    return median(row["kept"] / row["promised"] for row in known) if len(known) >= FEW else None
+    recorded = [row for row in rows[-WINDOW:] if row.get("kept") is not None and row["promised"] > 0]
+    return median(row["kept"] / row["promised"] for row in recorded) if len(recorded) >= FEW else None
 
 
 def _overshoot(rows: Sequence[Row], config: RunConfig) -> Problem | None:
@@ -319,7 +318,7 @@ def _overshoot(rows: Sequence[Row], config: RunConfig) -> Problem | None:
 
 
 def _way_out(row: Row, config: RunConfig) -> str:
-    """What keeps a policy that trains on stored data from leaving it."""
+    """The setting that keeps a policy which trains on stored data from leaving it."""
     entry = get(config.objective.name)
     option = entry.options.model_fields.get("weight")
     can_weigh = option is not None and "reference" in get_args(option.annotation)
@@ -329,9 +328,9 @@ def _way_out(row: Row, config: RunConfig) -> str:
 
 
 def toward_reference(ratio: float | None) -> str:
-    """What keeps a policy nearer to the reference. `ratio`: `kl_to_reward_spread`, None where it is unknown.
+    """The setting that keeps a policy nearer to the reference. `ratio`: `kl_to_reward_spread`, or None.
 
-    Where βρ dwarfs the rewards already, a larger β would only let them count less.
+    If βρ already dwarfs the rewards, a larger β would only make them count less.
     """
     if ratio is not None and ratio > DWARFED:
         return "a lower train.lr"
@@ -339,24 +338,24 @@ def toward_reference(ratio: float | None) -> str:
 
 
 def way_out(reason: str, data: DataConfig) -> str:
-    """What to do about a reason, a key of `WAYS_OUT`; `data`: of the phase."""
+    """What to do about a reason, a key of `WAYS_OUT`; `data`: the phase's section."""
     could_spread = "reward" in reason and data.draws_stored and not data.spread
     return (SPREAD if could_spread else "") + WAYS_OUT[reason]
 
 
 def without_signal(run: RunData) -> Shortfall | None:
-    """The steps from which nothing could be learned; None where that wasn't recorded."""
+    """The steps from which nothing could be learned; None if that wasn't recorded."""
     return _shortfall([row["no_signal"] for row in run.rows if "no_signal" in row and row["step"]])
 
 
 def without_share(run: RunData) -> Shortfall | None:
-    """The steps for which the store had fewer groups than asked for; None where that wasn't recorded."""
+    """The steps for which the store had too few groups; None if that wasn't recorded."""
     missing = [row["replay_missing"] for row in run.rows if row.get("replay_missing") is not None]
     return _shortfall(["too few groups" if groups else None for groups in missing])
 
 
 def _shortfall(reasons: Sequence[str | None]) -> Shortfall | None:
-    """`reasons`: of each step; None where it lacked nothing."""
+    """The shortfall, if steps were recorded. `reasons`: one per step, None if it lacked nothing."""
     if not reasons:
         return None
     counts = Counter(filter(None, reasons))

@@ -1,8 +1,8 @@
-"""The activity of a process: shown on the terminal, watched for hanging, and stopped on request.
+"""Show the activity of a process on the terminal, watch it for hanging, and stop it on request.
 
-The terminal has a line per step, and where it can redraw, a last line with what the process does now. A
-thread names the stage that makes no progress; it only reports, since the stage may still recover. After
-Ctrl-C and SIGTERM work stops at the next point where nothing is incomplete.
+The terminal has a line per step and, if it can redraw, a last line with the current activity. A thread names
+a stage that makes no progress; it only reports, since the stage may still recover. After Ctrl-C or SIGTERM
+work stops at the next point where nothing is incomplete.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from agro.rollout import Activity
 from agro.types import Sample, Text
 
 PACE = 20  # steps whose median duration predicts the time left
-LONGEST = 600  # characters of a text that is shown
-PAUSE = 0.5  # seconds at least between two counts of a stage that are shown
-CLEAR = "\r\x1b[K"  # the line that the cursor is in
-KINDS = 10  # of failures of rewards that are shown
+LONGEST = 600  # characters of a displayed text
+PAUSE = 0.5  # seconds between displayed counts of a stage, at least
+CLEAR = "\r\x1b[K"  # clears the cursor's line
+KINDS = 10  # number of kinds of reward failures to show
 
 
 def responses_text(step: int, samples: Sequence[Sample]) -> str:
-    """The best and the worst response of a step, with prompt and reward; one where they are equal."""
+    """The best and the worst response of a step, with prompt and reward; only one if rewards are equal."""
     scored = sorted((s for s in samples if s.reward is not None), key=lambda s: s.reward or 0.0)
     shown = list(samples[:1])
     if scored and scored[-1].reward != scored[0].reward:
@@ -52,10 +52,10 @@ def _indented(text: Text) -> str:
 
 
 class RunActivity(Activity):
-    """See `agro.rollout.Activity`. Use it as a context, in the thread that works.
+    """The `agro.rollout.Activity` of a run, a context manager for the thread that works.
 
-    Meanwhile the first SIGINT or SIGTERM requests a stop, and the second stops at once. A stage without
-    progress for `seconds` is reported, again after twice that time, and so on.
+    Within it the first SIGINT or SIGTERM requests a stop, and the second stops at once. A stage without
+    progress for `seconds` is reported, then again after twice that time, and so on.
     """
 
     def __init__(
@@ -65,18 +65,18 @@ class RunActivity(Activity):
         file: Path | None = None,
         stream: TextIO | None = None,
     ) -> None:
-        """`final_step`: of the run. `seconds`: 0 watches nothing. `file`: gets the stage, for the page of a
-        run without a step. `stream`: stderr where it isn't given."""
+        """`final_step`: the run's last step. `seconds`: 0 turns off watching. `file`: receives the stage, for
+        the page of a run without a step. `stream`: stderr by default."""
         self.final_step, self.seconds, self.file = final_step, seconds, file
         self.stream = drawn(stream or sys.stderr)
-        self.durations: list[float] = []  # of the last steps
+        self.durations: list[float] = []  # seconds of the last steps
         plain_only = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
         self.redraws = self.stream.isatty() and not plain_only
         self.stop_requested = False
         self._stage = self._stage_text = ""
-        self._shown = -math.inf  # when the stage was
-        self._since, self._limit = time.monotonic(), seconds  # of the last progress, and when to report
-        self._failures: set[Hashable] = set()  # of rewards, the kinds that were shown
+        self._shown = -math.inf  # time of the last display of the stage
+        self._since, self._limit = time.monotonic(), seconds  # time of the last progress; idle time to report
+        self._failures: set[Hashable] = set()  # the kinds of reward failures that were shown
 
     def __enter__(self) -> Self:
         try:
@@ -98,7 +98,7 @@ class RunActivity(Activity):
         self.close()
 
     def close(self) -> None:
-        """Clear the line of the stage."""
+        """Clear the stage's line."""
         if self.redraws:
             print(CLEAR, end="", file=self.stream, flush=True)
 
@@ -117,11 +117,11 @@ class RunActivity(Activity):
             text = visible(self._stage_text)[:room]
             print(f"{CLEAR}{text}", end="", file=self.stream, flush=True)
         if self.file is not None:
-            with suppress(OSError):  # a full disk is told where something is lost
+            with suppress(OSError):  # a full disk is reported elsewhere, when something is lost
                 self.file.write_text(self._stage_text, encoding="utf-8")
 
     def step(self, m: Mapping[str, Any]) -> None:
-        """A line of a row of metrics: phase, step, reward, KL, speed, time left."""
+        """Print a line for a row of metrics: phase, step, reward, KL, speed, time left."""
         parts = [f"{m['phase']} {m['step']}/{self.final_step}"]
         if m["seconds"] is not None:
             self.durations = [*self.durations, m["seconds"]][-PACE:]

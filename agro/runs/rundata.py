@@ -1,6 +1,6 @@
-"""A run folder as data: its configuration, one row of metrics per step, and where it was best.
+"""A run folder as data: its configuration, one row of metrics per step, and its best measurement.
 
-The metrics are declared once, in the tables of `metrics.md` beside this file, of which rows, report and guide
+Metrics are declared once, in the tables of `metrics.md` next to this file, from which rows, report and guide
 are made.
 """
 
@@ -26,11 +26,11 @@ from agro.runs.folder import SET_ASIDE
 from agro.stats.intervals import Values as Values
 
 Row = dict[str, Any]
-LOGGED = "eval_logged_gain"  # the same by an off-policy estimate on the log
-GAIN = "eval_gain"  # the difference to the start; its interval and test have this prefix
+GAIN = "eval_gain"  # the difference from the start; its interval and test have this prefix
+LOGGED = "eval_logged_gain"  # an off-policy estimate of that difference, on the log
 COMPARED = ("low", "high", "p", "n", "clusters", "detectable", "unknown_a", "unknown_b")
 TABLES = (Path(__file__).parent / "metrics.md").read_text(encoding="utf-8")
-OF_PARTS = ("reward_parts", "reward_shares", "eval_reward_parts", "eval_reward_parts_se")  # by part a number
+OF_PARTS = ("reward_parts", "reward_shares", "eval_reward_parts", "eval_reward_parts_se")  # numbers by part
 OTHERS = ("phase", "no_signal", "objective", "servers_dropped", "dropped_reasons")  # texts and objects
 
 
@@ -45,12 +45,12 @@ class Metric:
 
 
 def _read_tables(tables: str) -> dict[str, Metric]:
-    """By name the metrics of Markdown tables, whose rows begin with a name as code."""
+    """The metrics of Markdown tables by name; their rows begin with the name as code."""
     metrics = {}
     for line in tables.splitlines():
         if line.startswith("| `"):
             cells = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            code, unit, caption, _ = cells  # how it is computed is for the guide
+            code, unit, caption, _ = cells  # the guide also shows how it is computed
             name = code.strip("`")
             metrics[name] = Metric(name, unit, caption, name not in (*OF_PARTS, *OTHERS))
     return metrics
@@ -64,9 +64,9 @@ def empty_metrics() -> dict[str, Any]:
     return dict.fromkeys(METRICS)
 
 
-# Held-out metrics that say which model is best, for people.
+# Titles of the held-out metrics that may decide which model is best.
 FOLLOWED = {"eval_reward": "held-out reward", "eval_auc": "held-out AUC"}
-TOKENS = {"tokens trained on": "tokens", "tokens sampled": "sampled_tokens"}  # that are summed, for people
+TOKENS = {"tokens trained on": "tokens", "tokens sampled": "sampled_tokens"}  # summed metrics by title
 SCALARS = [m.name for m in METRICS.values() if m.is_number and m.name != "step"]
 
 
@@ -87,7 +87,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class PhaseSpan:
-    """A phase, from the weights of step `begins` to those of step `ends`."""
+    """A phase, which takes the weights from step `begins` to step `ends`."""
 
     name: str
     begins: int
@@ -96,9 +96,9 @@ class PhaseSpan:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run. `values`: config.json as it is. `torn`: the last line of the metrics is incomplete.
+    """A run. `values`: config.json unchanged. `torn`: whether the last line of the metrics is incomplete.
 
-    `best_model`: the measurement by which the model in best/ was chosen, where there is one.
+    `best_model`: the measurement that selected the model in best/, if there is one.
     """
 
     folder: Path
@@ -113,7 +113,7 @@ class RunData:
         return self.folder.resolve().name
 
     def column(self, name: str) -> Values:
-        """A metric in each row; NaN where it is unknown or was not measured."""
+        """A metric by row; NaN if it is unknown or was not measured."""
         return to_array([row.get(name) for row in self.rows])
 
     def measures(self, *names: str) -> bool:
@@ -121,13 +121,13 @@ class RunData:
         return any(np.isfinite(self.column(name)).any() for name in names)
 
     def latest(self, name: str) -> Any:
-        """The latest known value of a metric; None where there is none."""
+        """The latest known value of a metric; None without one."""
         values = [row[name] for row in self.rows if row.get(name) is not None]
         return values[-1] if values else None
 
     @property
     def training_kl(self) -> Values:
-        """`kl_ref` of fresh responses: NaN where it stands for the held-out one."""
+        """`kl_ref` of fresh responses; NaN in rows where it repeats the held-out one."""
         kl = self.column("kl_ref")
         return np.where(kl == self.column("eval_kl_ref"), math.nan, kl)
 
@@ -142,21 +142,21 @@ class RunData:
         return spans
 
     def config_of(self, span: PhaseSpan) -> RunConfig:
-        """Of a phase; the run's where it names no such phase."""
+        """The configuration of a phase, or that of the run if it names no such phase."""
         return self.config.phase(span.name) if span.name in self.config.phase_names else self.config
 
     @property
     def policy(self) -> PolicyConfig:
-        """Of the last phase so far."""
+        """The policy of the latest phase so far."""
         return self.config_of(self.spans[-1]).policy
 
     @property
     def averages(self) -> str:
-        """The decays of the phases that average weights; empty where none does."""
+        """The decays of the phases that average weights; empty if none does."""
         names = self.config.phase_names
         decays = {name: self.config.phase(name).train.weights_average for name in names}
-        where = {name: f" in phase {name}" if len(names) > 1 else "" for name in names}
-        return ", ".join(f"train.weights_average = {x:g}{where[name]}" for name, x in decays.items() if x)
+        suffixes = {name: f" in phase {name}" if len(names) > 1 else "" for name in names}
+        return ", ".join(f"train.weights_average = {x:g}{suffixes[name]}" for name, x in decays.items() if x)
 
     @property
     def set_aside(self) -> int:
@@ -166,25 +166,25 @@ class RunData:
 
     @property
     def steps(self) -> int:
-        """The steps that the run has made."""
+        """The number of steps so far."""
         return self.spans[-1].ends
 
     @property
     def steps_configured(self) -> int:
-        """The steps that the configuration asks for."""
+        """The number of steps in the configuration."""
         return sum(self.config.phase(name).train.steps or 0 for name in self.config.phase_names)
 
     @property
     def followed(self) -> str | None:
-        """The held-out metric by which the best model is chosen."""
+        """The held-out metric that selects the best model."""
         names = (self.config.phase(name).followed for name in self.config.phase_names)
         return next(filter(None, names), None)
 
     @property
     def best_row(self) -> int | None:
-        """The row with the best value of that metric, the first of equals.
+        """The first row with the best value of the followed metric.
 
-        None where it has no value, and where several measurements are all the same.
+        None if it has no value, or if several measurements are all equal.
         """
         if self.followed is None or not self.measures(self.followed):
             return None
@@ -194,7 +194,7 @@ class RunData:
         return int(np.nanargmax(values))
 
     def mark(self, metric: str) -> int | None:
-        """The row to mark in a curve of a metric: the best one of several, where the metric is followed."""
+        """The row to mark in a metric's curve: the best of several, if the metric is followed."""
         several = np.isfinite(self.column(metric)).sum() > 1
         return self.best_row if several and metric == self.followed else None
 
@@ -206,23 +206,23 @@ class RunData:
         return None
 
     def total(self, name: str) -> float | None:
-        """The sum of a metric over the steps where it is known; None where there are none."""
+        """The sum of a metric over the steps with a known value; None without any."""
         values = self.column(name)
         return float(np.nansum(values)) if np.isfinite(values).any() else None
 
     def counted(self, name: str) -> str | None:
-        """That sum for people."""
+        """The formatted `total` of a metric."""
         total = self.total(name)
         return None if total is None else count(total)
 
 
 def options_text(config: RunConfig) -> str:
-    """The options of the objective that are set."""
+    """The objective's explicit options as text."""
     return ", ".join(f"{name} = {value}" for name, value in config.objective.options.items())
 
 
 def data_text(config: RunConfig) -> str:
-    """Where a phase has its samples from."""
+    """The origin of a phase's samples as text."""
     if not config.data.draws_stored:
         return "fresh samples"
     share = f"{config.data.replay_text} " if config.data.samples_fresh else ""
@@ -231,19 +231,19 @@ def data_text(config: RunConfig) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best of several measurements of the held-out metric that a run follows, and the latest.
+    """The best and the latest of several measurements of the held-out metric that a run follows.
 
-    `has_model`: the model of the best is in best/.
+    `has_model`: whether best/ holds the model of the best measurement.
     """
 
     best: Measurement
     latest: Measurement
-    at_end: bool  # whether the latest one is of the run's last step
+    at_end: bool  # whether the latest is that of the run's last step
     has_model: bool
 
     @classmethod
     def of(cls, run: RunData) -> Outcome | None:
-        """None where the metric was measured less than twice."""
+        """The outcome of a run; None if the metric was measured less than twice."""
         metric, best_row = run.followed, run.best_row
         if metric is None or best_row is None:
             return None
@@ -257,7 +257,7 @@ class Outcome:
 
     @property
     def title(self) -> str:
-        """The metric for people."""
+        """The metric's title."""
         return FOLLOWED[self.best.metric]
 
     @property
@@ -271,7 +271,7 @@ class Outcome:
 
 
 def to_array(values: Sequence[float | None]) -> Values:
-    """Numbers, NaN for None."""
+    """An array of the numbers, with NaN for None."""
     return np.array([math.nan if v is None else v for v in values], np.float64)
 
 
@@ -309,10 +309,10 @@ def _read_object(path: Path, description: str) -> dict[str, Any]:
 
 
 def _read_metrics(path: Path) -> tuple[list[Row], bool]:
-    """The rows, and whether a kill left the last line incomplete and without its newline."""
+    """The rows, and whether a kill left the last line incomplete."""
     rows, torn = list[Row](), False
-    *lines, last = _read_bytes(path).split(b"\n")
-    for number, line in enumerate([*lines, last] if last else lines, 1):
+    *lines, tail = _read_bytes(path).split(b"\n")
+    for number, line in enumerate([*lines, tail] if tail else lines, 1):
         location = f"{path}:{number}"
         if not line:
             raise Refused(f"{location}: expected a JSON object, got an empty line")
@@ -333,7 +333,7 @@ def _read_metrics(path: Path) -> tuple[list[Row], bool]:
 
 
 def _check(row: Any, previous: int, location: str) -> None:
-    """Raise `Refused` where a row is not what a run writes. `previous`: the step of the row above it."""
+    """Raise `Refused` for a row that no run writes. `previous`: the step of the row before it."""
     _expect(isinstance(row, dict), location, "a JSON object", row)
     step, phase, reason = (row.get(key) for key in ("step", "phase", "no_signal"))
     is_next = type(step) is int and step > previous
@@ -360,17 +360,16 @@ def _expect(holds: bool, location: str, expected: str, got: Any) -> None:
 
 FILE = "held_out_rewards.json"
 
-# By prompt id the mean over its scored responses; None where there are none.
+# By prompt id, the mean reward of its scored responses; None without any.
 Rewards = Mapping[str, StrictFloat | None]
 
 
 @dataclass(frozen=True)
 class HeldOutRewards:
-    """Of a run: rewards of its latest evaluation and of step 0, and a hash of each prompt's text.
+    """A run's rewards at its latest evaluation and at step 0, and a hash of each prompt's text.
 
-    `clusters`: by prompt the smallest id of its near-copies, its own where it has none; empty in files of
-    before these were counted. `unscored`: by prompt which shares of its rewards at step 0 and at the latest
-    evaluation are unknown, where some are.
+    `clusters`: the smallest id among a prompt and its near-copies, by prompt; empty in older files.
+    `unscored`: the unknown shares of a prompt's rewards at step 0 and at the latest evaluation, if any.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -383,25 +382,25 @@ class HeldOutRewards:
 
     @classmethod
     def of(cls, values: Any, location: str) -> HeldOutRewards:
-        """From JSON. Raises `Refused` for what no run of this version writes."""
+        """Parse the values of JSON. Raises `Refused` for values that no run of this version writes."""
         try:
-            found = TypeAdapter(cls).validate_python(values)
+            parsed = TypeAdapter(cls).validate_python(values)
         except ValidationError as error:
-            [first, *_] = error.errors()
+            [detail, *_] = error.errors()
             expected = "expected rewards of held-out prompts"
-            raise Refused(f"{location}: {expected}: {first['loc']}: {first['msg']}") from None
-        if found.texts.keys() != found.rewards.keys():
+            raise Refused(f"{location}: {expected}: {detail['loc']}: {detail['msg']}") from None
+        if parsed.texts.keys() != parsed.rewards.keys():
             raise Refused(f"{location}: expected texts of the prompts that have rewards, got those of others")
-        return found
+        return parsed
 
 
 def write_rewards(folder: Path, rewards: HeldOutRewards) -> None:
-    """Write them into a run's folder, completely or not at all."""
+    """Write the rewards into a run's folder, atomically."""
     write(folder / FILE, json.dumps(vars(rewards), ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def reward_of(run: RunData) -> dict[str, Any]:
-    """What decides the rewards of its last evaluation."""
+    """The settings and code that decide the rewards of a run's last evaluation."""
     config = run.config.phase(run.config.phase_names[-1])
     inputs = run.values.get("inputs", {})
     played = config.environment

@@ -1,8 +1,8 @@
-"""Responses in a run's held_out.jsonl: the log's best ones, then those of evaluations.
+"""Responses in a run's held_out.jsonl, to read side by side: the log's best ones, then those of evaluations.
 
-They are to held-out prompts, or where none are held out to some that were trained on; unscored there (reward
-None). No number replaces reading: a model can rank logged responses well while what it writes is gibberish.
-Which prompts are kept, and shown side by side, is decided by a hash of their ids, never by what was answered.
+They answer held-out prompts, or without any, some that were trained on, unscored then (reward None). No
+number replaces reading: a model can rank logged responses well and still write gibberish. A hash of their ids
+selects the prompts that are stored and shown, whatever the responses.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from agro.store.draw_rules import noise
 from agro.types import Sample, Text
 
 HELD_OUT = "held_out.jsonl"
-KEPT = 32  # prompts whose responses are kept
+KEPT = 32  # prompts whose responses are stored
 LONGEST = 4000  # characters of a response in the file
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A response, in which control characters are escapes, and its reward; None: unknown.
+    """A response, with control characters escaped, and its reward; None if unknown.
 
-    `observations`: where an environment's turns stand in it, as [start, end] in characters.
+    `observations`: the spans of an environment's turns, as [start, end] in characters.
     """
 
     response: str
@@ -41,17 +41,17 @@ class Answer:
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Self:
-        """Of a sample, or of those of an episode: all that follows its prompt, with the reward of its end."""
+        """The answer of a sample or of an episode: everything after its prompt, with the last reward."""
         parts = [""]
         for sample in samples:
-            first, *others = response_parts(sample.response, sample.meta.get("observations"))
-            parts = [*parts[:-1], parts[-1] + first, *others]
+            opening, *more = response_parts(sample.response, sample.meta.get("observations"))
+            parts = [*parts[:-1], parts[-1] + opening, *more]
         ends, room = [0], LONGEST
         for part in parts:
             ends.append(ends[-1] + len(visible(part[:room])))
             room -= len(part[:room])
-        places = [[ends[i], ends[i + 1]] for i in range(1, len(parts), 2)]
-        return cls(cut("".join(parts), LONGEST), samples[-1].reward, places)
+        spans = [[ends[i], ends[i + 1]] for i in range(1, len(parts), 2)]
+        return cls(cut("".join(parts), LONGEST), samples[-1].reward, spans)
 
     @property
     def parts(self) -> list[str]:
@@ -59,10 +59,10 @@ class Answer:
 
 
 def response_parts(response: str, observations: Any) -> list[str]:
-    """A response in turns: the policy's, the environment's, the policy's, …; an odd number of them.
+    """Split a response into turns: the policy's, the environment's, the policy's, …; an odd number of them.
 
-    `observations`: `meta["observations"]` of a sample, as `Episode` writes it, or None. Anything else under
-    this name is not ours, and the response one part.
+    `observations`: `meta["observations"]` of a sample, as `Episode` writes it, or None. For anything else,
+    which another program wrote, the response is one part.
     """
     try:
         ends = [min(end, len(response)) for start, end in observations or () for end in (start, end)]
@@ -75,35 +75,35 @@ def response_parts(response: str, observations: Any) -> list[str]:
 
 
 def place(prompt_id: str) -> tuple[int, str]:
-    """By which prompts are ordered, the first of which are kept."""
+    """The sort key of prompts; the responses to the first ones are stored."""
     return noise(0, 0, "side by side", prompt_id), prompt_id
 
 
-Response = Sequence[Sample]  # one, or those of an episode
+Response = Sequence[Sample]  # one sample, or those of an episode
 
 
 def first_responses(samples: Iterable[Sample]) -> list[Response]:
-    """To each prompt the one of the lowest number."""
+    """The response with the lowest index to each prompt."""
     numbered: dict[str, dict[int, list[Sample]]] = {}
     for sample in samples:
-        of_prompt = numbered.setdefault(sample.prompt_id, {})
-        of_prompt.setdefault(int(sample.meta["index"]), []).append(sample)
-    return [of_prompt[min(of_prompt)] for of_prompt in numbered.values()]
+        indexed = numbered.setdefault(sample.prompt_id, {})
+        indexed.setdefault(int(sample.meta["index"]), []).append(sample)
+    return [indexed[min(indexed)] for indexed in numbered.values()]
 
 
 def best_of_log(store: Store, run: str, prompt_ids: Iterable[str]) -> list[Response]:
-    """To each prompt the one of the highest known reward, the first of equals; without rewards the one that
-    was preferred most often. Without what `run` itself sampled."""
+    """The response to each prompt with the highest known reward, the first of equals; without rewards the one
+    preferred most often. What `run` itself sampled is excluded."""
     best: list[Response] = []
     for prompt_id in prompt_ids:
-        made = {s.id for s in store.samples(prompt_id=prompt_id, run=run, skip_damaged=True)}
-        samples = [s for s in store.samples(prompt_id=prompt_id, skip_damaged=True) if s.id not in made]
+        fresh_ids = {s.id for s in store.samples(prompt_id=prompt_id, run=run, skip_damaged=True)}
+        samples = [s for s in store.samples(prompt_id=prompt_id, skip_damaged=True) if s.id not in fresh_ids]
         scored = [s for s in samples if s.reward is not None]
         chosen = max(scored, key=lambda s: s.reward or 0.0, default=None)
         if chosen is None:
-            by_id = {sample.id: sample for sample in samples if sample.id is not None}
-            wins = Counter(p.winner for p in store.pairs(by_id) if not p.is_tie and p.winner in by_id)
-            chosen = by_id[wins.most_common(1)[0][0]] if wins else None
+            stored = {sample.id: sample for sample in samples if sample.id is not None}
+            wins = Counter(p.winner for p in store.pairs(stored) if not p.is_tie and p.winner in stored)
+            chosen = stored[wins.most_common(1)[0][0]] if wins else None
         if chosen is not None:
             episode = chosen.episode
             best.append([chosen] if episode is None else [s for s in samples if s.episode == episode])
@@ -111,19 +111,19 @@ def best_of_log(store: Store, run: str, prompt_ids: Iterable[str]) -> list[Respo
 
 
 def records(responses: Iterable[Response]) -> list[dict[str, Any]]:
-    """Those to the first prompts by their `place`, as the file has them."""
+    """The responses to the first prompts by `place`, as rows of the file."""
     rows = []
     for response in islice(sorted(responses, key=lambda response: place(response[0].prompt_id)), KEPT):
-        first = response[0]
-        row = {"prompt_id": first.prompt_id, "prompt": first.prompt, "answer": first.meta.get("answer")}
+        sample = response[0]
+        row = {"prompt_id": sample.prompt_id, "prompt": sample.prompt, "answer": sample.meta.get("answer")}
         rows.append(row | asdict(Answer.of(response)))
     return rows
 
 
 @dataclass
 class PromptResponses:
-    """A prompt with its right answer where that is known, the response of each evaluation that has one, by
-    step, and the log's best one."""
+    """A prompt with its reference answer if known, the responses of evaluations by step, and the log's best
+    one."""
 
     prompt_id: str
     prompt: Text
@@ -137,10 +137,10 @@ class PromptResponses:
 
 
 def held_out_responses(folder: Path) -> list[PromptResponses]:
-    """The prompts of a run's held_out.jsonl by their `place`. Raises `Refused` naming HELD_OUT:LINE."""
+    """The prompts of a run's held_out.jsonl by `place`. Raises `Refused` with HELD_OUT:LINE."""
     path = folder / HELD_OUT
-    found: dict[str, PromptResponses] = {}
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # what has no newline is torn
+    prompts: dict[str, PromptResponses] = {}
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # a line without newline is torn
     for number, line in enumerate(lines, 1):
         try:
             row = loads(line)
@@ -150,19 +150,19 @@ def held_out_responses(folder: Path) -> list[PromptResponses]:
                     raise ValueError(f"the reward {reward}")
                 answer = Answer(visible(str(r["response"])), reward, r.get("observations", []))
                 key = visible(str(r["prompt_id"]))
-                plain(r["prompt"])  # raises where it isn't one
-                prompt = found.setdefault(key, PromptResponses(key, r["prompt"], r.get("answer")))
+                plain(r["prompt"])  # raises if it isn't one
+                prompt = prompts.setdefault(key, PromptResponses(key, r["prompt"], r.get("answer")))
                 if row.get("log"):
                     prompt.log = answer
                 else:
                     prompt.responses[int(row["step"])] = answer
         except (ValueError, TypeError, LookupError, OverflowError) as error:
             raise Refused(f"{path}:{number}: expected the responses of an evaluation: {error}") from None
-    return sorted(found.values(), key=lambda prompt: place(prompt.prompt_id))
+    return sorted(prompts.values(), key=lambda prompt: place(prompt.prompt_id))
 
 
 def chosen(prompts: int, config: RunConfig) -> str:
-    """Which prompts these are."""
+    """A description of the prompts."""
     is_held_out = config.data.eval_prompts is not None or config.data.hold_out
     kind = "held-out prompts" if is_held_out else "prompts of those that were trained on"
     return f"{prompts} {kind}, chosen by a hash of their ids and not by what was answered"
@@ -173,7 +173,7 @@ OF_LOG = "The log's is the best there, by reward or by preference."
 
 @dataclass(frozen=True)
 class SideBySide:
-    """The first prompts by their `place`. `step`: of the trained model's answers; None before any."""
+    """The first prompts by `place`. `step`: that of the trained model's answers; None before any."""
 
     prompts: list[PromptResponses]
     chosen: str
@@ -181,7 +181,7 @@ class SideBySide:
 
     @classmethod
     def of(cls, folder: Path, config: RunConfig) -> Self | None:
-        """Of a run; None where it shows none."""
+        """The prompts of a run; None if it shows none."""
         shown = held_out_responses(folder)[: config.evaluate.side_by_side]
         if not shown:
             return None
@@ -189,20 +189,20 @@ class SideBySide:
         return cls(shown, chosen(len(shown), config), step)
 
     def answers(self, prompt: PromptResponses) -> dict[str, Answer | None]:
-        """The log's best one and both models'; None where there is none."""
+        """The log's best answer and both models' answers; None for a missing one."""
         trained = None if self.step is None else prompt.responses.get(self.step)
         return {"log": prompt.log, "start": prompt.responses.get(0), "trained": trained}
 
     @property
     def about(self) -> str:
-        """Which prompts and responses these are."""
-        said = f"{self.chosen}."
+        """A description of the prompts and responses."""
+        text = f"{self.chosen}."
         if any(0 in prompt.responses for prompt in self.prompts):
             both = f", the trained model's of step {self.step}, with the same random numbers"
-            said += f" The start's responses are of step 0{'' if self.step is None else both}."
+            text += f" The start's responses are of step 0{'' if self.step is None else both}."
         elif self.step is not None:
-            said += f" The trained model's responses are of step {self.step}."
-        return said + f" {OF_LOG}" * any(prompt.log for prompt in self.prompts)
+            text += f" The trained model's responses are of step {self.step}."
+        return text + f" {OF_LOG}" * any(prompt.log for prompt in self.prompts)
 
     def to_json(self) -> dict[str, Any]:
         rows = []
@@ -213,7 +213,7 @@ class SideBySide:
 
 
 def short_text(shown: SideBySide, prompts: int, longest: int) -> list[str]:
-    """Lines for the terminal: of the first prompts, each text in one line."""
+    """Lines for the terminal with the first prompts and their responses, each in one line."""
     lines = []
     for prompt in shown.prompts[:prompts]:
         lines.append(f"prompt   {_one_line(prompt.text, longest)}")

@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard, W&B and trackio. A tracker that fails never stops a run."""
+"""Send metrics to TensorBoard, W&B and trackio. A tracker that fails never stops a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agro.config import RunConfig, TrackConfig
 from agro.errors import Refused
 from agro.runs.folder import Run
 
-# The module that each needs; in all but the first one a run is begun, logged to and finished alike.
+# The module that each tracker needs. All but the first have the same calls to begin, log and finish a run.
 MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
@@ -37,8 +37,8 @@ class TensorBoard:
 
 
 class Hosted:
-    """A run at Weights & Biases, or in RUN/wandb with WANDB_MODE=offline; or one in trackio's local database
-    (TRACKIO_DIR), which identifies runs by their names alone. Resuming continues it."""
+    """A run at Weights & Biases (with WANDB_MODE=offline in RUN/wandb), or in trackio's local database
+    (TRACKIO_DIR), which identifies runs by name alone. A resumed run continues it."""
 
     def __init__(self, module: str, run: Run, config: RunConfig) -> None:
         hosted = importlib.import_module(module)
@@ -93,12 +93,12 @@ class Trackers:
             yield
         except Exception as error:  # noqa: BLE001  # a tracker may fail in any way
             self._trackers.pop(name, None)
-            why = f"{type(error).__name__}: {error}"
-            self._say(f"tracker {name} failed and is dropped; the run continues: {why}")
+            cause = f"{type(error).__name__}: {error}"
+            self._say(f"tracker {name} failed and is dropped; the run continues: {cause}")
 
 
 def check_trackers(config: TrackConfig) -> None:
-    """Raise `Refused` where a tracker of `track.to` can't be imported."""
+    """Raise `Refused` if a tracker of `track.to` can't be imported."""
     for name in config.to:
         try:
             importlib.import_module(MODULES[name])
@@ -110,7 +110,7 @@ def check_trackers(config: TrackConfig) -> None:
 
 
 def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    """Finite numbers; those of nested objects under section/name."""
+    """The finite numbers; those of nested objects are named section/name."""
     numbers: list[tuple[str, float]] = []
     for key, value in metrics.items():
         if isinstance(value, Mapping):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from agro.io.numbers import none_if_nan
 
-Z = 1.959964  # of the normal distribution: 95 % lie within ± Z
+Z = 1.959964  # 95 % of the normal distribution lie within ± Z
 RESAMPLES = 4000
 RARE = 5  # prompts
 
@@ -21,11 +21,11 @@ Values = NDArray[np.float64]
 
 
 def interval(values: Values) -> Interval:
-    """Of the mean of `values`, one a prompt: Wilson's where all are 0 or 1, else a bootstrap over prompts.
+    """The interval of the mean of `values`, one per prompt: Wilson's if all are 0 or 1, else a bootstrap.
 
-    Wilson's too of shares of which fewer than `RARE` aren't 0, or aren't 1: what resamples of these differ by
-    says little, and no mean of shares varies more than that of 0 and 1. (NaN, NaN) of fewer than two, and of
-    two or of equal ones that aren't 0 or 1: they don't say how far others may be.
+    Wilson's is also used for shares of which fewer than `RARE` differ from 0, or from 1: their resamples vary
+    too little, and no mean of shares varies more than that of 0 and 1. (NaN, NaN) for fewer than two values,
+    and for two or for equal ones that aren't 0 or 1, which say nothing about the spread.
     """
     if len(values) < 2:
         return math.nan, math.nan
@@ -33,20 +33,20 @@ def interval(values: Values) -> Interval:
     is_share = values.min() >= 0 and values.max() <= 1
     if np.isin(values, (0.0, 1.0)).all() or (is_share and min(above, below) < RARE):
         return wilson(float(values.mean()), len(values))
-    if len(values) == 2 or (values == values[0]).all():  # resamples of two: no difference or no error
+    if len(values) == 2 or (values == values[0]).all():  # two: resamples have no difference or no error
         return math.nan, math.nan
     return bootstrap(values)
 
 
 def wilson(share: float, n: int) -> Interval:
-    """Of the probability behind a share of n independent trials (Wilson, 1927): right near 0 and 1 too."""
+    """Wilson's interval (1927) of the probability behind a share of n trials, valid near 0 and 1 too."""
     middle = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
     half = Z / (1 + Z**2 / n) * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))  # despite rounding
 
 
 def bisected(low: float, high: float, is_below: Callable[[float], bool], halves: int = 50) -> Interval:
-    """Two numbers around the one from which `is_below` is false, after so many halves of the interval."""
+    """Bisect `halves` times: two numbers around the smallest one for which `is_below` is false."""
     for _ in range(halves):
         middle = (low + high) / 2
         low, high = (middle, high) if is_below(middle) else (low, middle)
@@ -54,7 +54,7 @@ def bisected(low: float, high: float, is_below: Callable[[float], bool], halves:
 
 
 def bootstrap(values: Values) -> Interval:
-    """Studentized bootstrap: quantiles of `studentized` times the values' standard error. Unlike the plain
+    """The studentized bootstrap interval: quantiles of `studentized` times the standard error. Unlike plain
     percentiles it isn't too short for skewed values."""
     mean, error = float(values.mean()), standard_error(values)
     if error == 0:
@@ -64,7 +64,7 @@ def bootstrap(values: Values) -> Interval:
 
 
 def studentized(values: Values) -> Values:
-    """Of resamples of `values` that differ: (their mean − that of the values)/(their standard error)."""
+    """(mean − mean of `values`)/(standard error) of each resample whose values differ."""
     n = len(values)
     resampled = values[np.random.default_rng(0).integers(n, size=(RESAMPLES, n))]
     errors = resampled.std(axis=1, ddof=1) / math.sqrt(n)
@@ -74,7 +74,7 @@ def studentized(values: Values) -> Values:
 
 @cache
 def t_quantile(df: int, level: float = 0.95) -> float:
-    """t with P(|T| ≤ t) = `level` for Student's T with `df` degrees of freedom, by bisection."""
+    """The t with P(|T| ≤ t) = `level` for Student's T with `df` degrees of freedom, by bisection."""
     high = 1.0
     while t_inside(high, df) < level:
         high *= 2
@@ -96,12 +96,12 @@ def t_inside(t: float, df: int) -> float:
 
 
 def standard_error(values: Values) -> float:
-    """Of the mean of independent values; NaN of fewer than two."""
+    """The standard error of the mean of independent values; NaN for fewer than two."""
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
 def described(values: Values) -> dict[str, float | None]:
-    """Mean, standard error and 95 % interval over prompts; None where unknown: equal values have no error."""
+    """Mean, standard error and 95 % interval over prompts; None if unknown, as the error of equal values."""
     low, high = interval(values)
     mean = float(values.mean()) if len(values) else math.nan
     row = {"value": mean, "se": standard_error(values) or math.nan, "low": low, "high": high}
@@ -110,14 +110,14 @@ def described(values: Values) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Σ above / Σ below, of whose terms each cluster has the sums [C]."""
+    """Σ above / Σ below, with the sums of each cluster's terms [C]."""
 
     above: Values
     below: Values
 
     @classmethod
     def of(cls, above: Values, below: Values, clusters: NDArray[np.int64]) -> Ratio:
-        """`above`, `below`, `clusters`: [N] a term of each, and the number of its cluster."""
+        """`above`, `below`, `clusters`: [N] the terms, and the number of each one's cluster."""
         numbers = np.unique(clusters, return_inverse=True)[1]
         return cls(*(np.bincount(numbers, terms).astype(np.float64) for terms in (above, below)))
 
@@ -129,13 +129,13 @@ class Ratio:
         return float(self.above.sum() / self.below.sum())
 
     def without_each(self) -> Values:
-        """[C] the value without each cluster."""
+        """[C] The value without each cluster."""
         remaining = np.maximum(self.below.sum() - self.below, np.finfo(np.float64).tiny)
         return np.asarray((self.above.sum() - self.above) / remaining)
 
     @property
     def standard_error(self) -> float:
-        """By leaving out one cluster after the other (jackknife); NaN of fewer than two."""
+        """The jackknife standard error over clusters; NaN for fewer than two."""
         if len(self) < 2:
             return math.nan
         off = (self.above - self.value * self.below) / (self.below.sum() - self.below)
@@ -143,5 +143,5 @@ class Ratio:
 
     @property
     def effective(self) -> float:
-        """So many clusters of one size say as much: (Σ below)²/Σ below²."""
+        """The number of clusters of equal size that are as informative: (Σ below)²/Σ below²."""
         return float(self.below.sum() ** 2 / (self.below**2).sum())

@@ -198,7 +198,7 @@ def test_a_log_of_unknown_form_is_proposed(objects, capsys) -> None:
     with pytest.raises(agro.Refused, match="nothing is imported until somebody says"):
         agro.train(objects, log=log, log_map=agro.propose(log), out="run", **SMALL)
     words = [{**row, "toxicity": ("blorp", "zing", "quux")[int(row["toxicity"])]} for row in rows]
-    with pytest.raises(agro.Refused, match="toxicity: nobody knows what its words are worth"):
+    with pytest.raises(agro.Refused, match="toxicity: the worth of its words is unknown"):
         agro.propose(words)
     for name, given, expected in (
         ("proposed", {"log_map": proposal}, {0.0, -1.0, -2.0}),

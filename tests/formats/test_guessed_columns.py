@@ -146,7 +146,7 @@ def test_words_with_more_than_two_steps(tmp_path: Path) -> None:
     path = tmp_path / "marks.csv"
     write(path, {"question": QUESTIONS, "answer": ANSWERS, "Note": marks})
     said = run(path, "--guess", "--yes", "--store", tmp_path / "s.db", code=2).stderr
-    assert "Note: nobody knows what its words are worth" in said
+    assert "Note: the worth of its words is unknown" in said
     assert "befriedigend=NUMBER" in said
 
 
@@ -247,8 +247,8 @@ def test_ratings_that_say_of_how_much(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "refused"),
     [
-        (["3 stars", "4 stars"], "reward: '3 stars' doesn't say of how many; say what each is worth"),
-        (["★★★"], "reward: '★★★' doesn't say of how many"),
+        (["3 stars", "4 stars"], "reward: '3 stars' doesn't say out of how many; say what each is worth"),
+        (["★★★"], "reward: '★★★' doesn't say out of how many"),
         (["4/5", 1], "reward: expected one scale, got 1, and '4/5' before it"),  # below one is no share alone
         (["4/5", 85], "reward: expected one scale, got 85.*, and '4/5' before it"),
         (["85", "80%"], "reward: expected one scale, got '80%', and '85' before it"),
@@ -279,4 +279,4 @@ def test_public_reports_of_ratings(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         report = import_files(store, [path], mapping=MAPPING)
         assert [sample.reward for sample in store.samples()] == [0.8, 0.4, 0.8]
-    assert ["'3 stars' doesn't say of how many" in refusal.reason for refusal in report.refused] == [True]
+    assert ["'3 stars' doesn't say out of how many" in refusal.reason for refusal in report.refused] == [True]

@@ -192,7 +192,7 @@ def test_a_package_brings_a_file_and_no_name_of_another(tmp_path, monkeypatch) -
     points(monkeypatch, "formats", "brought:TAKEN")
     taken = [replace(format, title="theirs") for format in format_table._installed()]
     with pytest.raises(Refused, match=r"two formats are called interchange: .*, and theirs, of an installed"):
-        format_table._by_name([*FORMATS.values(), *taken])
+        format_table._indexed([*FORMATS.values(), *taken])
     points(monkeypatch, "formats", "brought:WRONG")
     with pytest.raises(Refused, match=r"expected a Format, the Path .* got \[3\].* or uninstall it"):
         list(format_table._installed())

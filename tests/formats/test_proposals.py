@@ -142,7 +142,7 @@ def test_a_flag_decides(tmp_path: Path) -> None:
         options = [option for option in options if option != "--store"]
         said = run(path, *options, "--store", store).output
         assert rewards(Path(store)) == expected
-        assert ("of a reward r the negative -r is stored" in said) == (expected[0] < 0)
+        assert ("rewards are stored negated" in said) == (expected[0] < 0)
     refused = run(path, "--guess", "--reward", "speed", code=2).stderr
     assert "--reward speed: expected one of the columns question, answer, toxicity, stars" in refused
     refused = run(path, "--guess", "--reward", "stars=2", "--reward", "toxicity", code=2).stderr

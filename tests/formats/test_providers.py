@@ -21,7 +21,7 @@ ASK = {"role": "user", "content": "What is 2+2?"}
 def test_a_request_that_is_there_twice(store: Store, tmp_path: Path) -> None:
     json_lines(tmp_path / "in.jsonl", [*OPENAI["requests"], OPENAI["requests"][0]])
     json_lines(tmp_path / "log.jsonl", [OPENAI["batch"]])
-    with pytest.raises(Refused, match=r"in.jsonl:4: the id a is there twice"):
+    with pytest.raises(Refused, match=r"in.jsonl:4: the id a is repeated"):
         import_files(store, [tmp_path / "log.jsonl"], join=tmp_path / "in.jsonl")
 
 

@@ -38,7 +38,7 @@ def test_nothing_in_a_pickle_runs(tmp_path: Path) -> None:
     dump = tmp_path / "4.pt"
     torch.save({"rollout_id": 4, "samples": [{"prompt": Trap()}]}, dump)
     with Store.open(tmp_path / "store.db") as store:
-        with pytest.raises(Refused, match="a pickle can run any program"):
+        with pytest.raises(Refused, match="reading a pickle can run any program"):
             import_files(store, [pickled])
         with pytest.raises(Refused, match="can't be read without running what is inside"):
             import_files(store, [dump])
@@ -86,5 +86,5 @@ def test_a_turn_that_is_not_learned_from_is_never_passed_over(tmp_path: Path) ->
     with Store.open(tmp_path / "store.db") as store:
         report = import_files(store, [tmp_path / "log.jsonl"])
     assert [refusal.reason for refusal in report.refused] == [
-        "messages: some say with `loss` what is learned from; give --format swift-turns"
+        "messages: some have `loss`, which selects what is learned; give --format swift-turns"
     ]

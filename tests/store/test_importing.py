@@ -89,7 +89,7 @@ BAD_ROWS = [
     ('{"prompt": "Q", "response": "A", "reward": 1, "reward": 0}', "'reward' twice"),
     (record(response=None), "response: expected text, got null"),
     ({"response": "A"}, "prompt: missing; name its column with --map"),
-    ({"prompt": "Q", "output": "A"}, "name the one of the responses with --map response=COLUMN"),
+    ({"prompt": "Q", "output": "A"}, "name that of the responses with --map response=COLUMN"),
     (PAIR | {"rejected": None}, "rejected: expected text, got null"),
     (PAIR | {"votes_chosen": -1}, "votes_chosen: expected a number of 0 or more"),
     (record(role="boss"), "role: expected one of"),
