@@ -92,7 +92,7 @@ class EnvironmentProcess:
 
     def _call(self, request: dict[str, Any]) -> Any:
         over, self._over[:] = list(self._over), []
-        [(reply, error)] = self._pool.call({"request": [{**request, "over": over}]}, 1, how="value")
+        [(reply, error)] = self._pool.call({"request": [{**request, "over": over}]}, 1, mode="value")
         if error is not None:
             raise WrongResult(error)
         return reply
