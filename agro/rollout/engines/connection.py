@@ -352,7 +352,7 @@ AT_ONCE = 32  # concurrent requests
 
 
 class ServedReference(Policy):
-    """Log-probs of the model at the URL `policy.reference_model`; no weights or logits are in this process."""
+    """Log-probs of the model at the URL `policy.reference_model`; no weights or logits are here."""
 
     def __init__(self, config: RunConfig, policy: Policy) -> None:
         """Raises `Refused` if the server doesn't answer, or has another tokenizer."""
