@@ -178,8 +178,7 @@ class Enumerable:
         return policy
 
     def following(self, policy: Enumerable, follows: Tensor) -> Enumerable:
-        """A behavior that is the current `policy` at the prompts where `follows` [X] is set, else this
-        one."""
+        """This behavior, but the current `policy` at the prompts where `follows` [X] is set."""
         return Enumerable(self.space, FollowedPolicy(self.model, policy.model, follows), self.value)
 
     @property
@@ -225,8 +224,7 @@ class Enumerable:
         return total
 
     def proposal(self, need: Stream) -> Tensor:
-        """[X,C,V] q ∝ π^(1/κ), or the frequencies of `need.draws` tokens sampled from it; without
-        gradient."""
+        """[X,C,V] q ∝ π^(1/κ), or the frequencies of `need.draws` samples of it; without gradient."""
         q = (self.logp_next().detach() / need.temperature).softmax(-1)
         if not need.draws:
             return q

@@ -96,7 +96,8 @@ def test_a_need_unknown_everywhere(name: str, options: dict[str, Any], need: str
 def test_one_token_without_its_log_prob_is_a_row_without() -> None:
     ref = [list(row) for row in SIX["ref_logp"]]
     ref[4][2] = np.nan
-    assert "5 of 6 rows have it, 1 don't (for example: sample 5)" in refusal("agro", {"beta": 0.1}, ref_logp=ref)
+    said = refusal("agro", {"beta": 0.1}, ref_logp=ref)
+    assert "5 of 6 rows have it, 1 don't (for example: sample 5)" in said
 
 
 @pytest.mark.parametrize("staleness", [1.0, 0.5, np.nan])

@@ -139,7 +139,7 @@ def ppo(
             le=1,
         ),
     ] = (0.95, 0.95),
-    gamma: Annotated[float, Option("discount per token", "share", gt=0, le=1)] = 1.0,
+    gamma: Annotated[float, Option("discount of rewards per token", "share", gt=0, le=1)] = 1.0,
     average: Average = "token",
 ) -> Terms:
     """PPO (arXiv 1707.06347): −min(w A, clamp(w, 1−ε_low, 1+ε_high) A), w = π/μ per token, A by GAE, plus

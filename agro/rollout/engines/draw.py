@@ -74,7 +74,7 @@ def kept_sets(logits: Tensor) -> list[Ids]:
 
 
 def truncate(z: Tensor, sampler: SamplerConfig) -> Tensor:
-    """Set what top-k, top-p or min-p (in order) exclude from z [b,V], at the temperature, to -inf."""
+    """Set logits z [b,V], at the sampling temperature, that top-k, top-p, then min-p exclude to -inf."""
     if 0 < sampler.top_k < z.shape[1]:
         kth = z.topk(sampler.top_k, 1).values[:, -1:]
         z.masked_fill_(z < kth, -math.inf)
@@ -94,8 +94,8 @@ def uniforms(
     """[R,count] numbers in [0,1) for positions start … start+count-1 of each response.
 
     `start` is one number, or [R]. SplitMix64 is applied three times: to the seed, then the response, then the
-    position. 51 bits are used: u·x rounds to less than x for every float64
-    x, so an inverse CDF never exceeds the last token.
+    position. 51 bits are used: u·x rounds to less than x for every float64 x, so an inverse CDF never exceeds
+    the last token.
     """
     seed_hash = mixed(np.array([seed % 2**64], dtype=np.uint64) + GAMMA)
     response_hash = mixed(seed_hash + GAMMA * (np.array(responses, dtype=np.uint64) + np.uint64(1)))
