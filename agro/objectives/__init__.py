@@ -1,4 +1,4 @@
-"""Objectives: pure functions of log-probs over complete groups, one family a file, listed in `OBJECTIVES`."""
+"""Objectives: pure functions of log-probs over complete groups, a file per family, listed in `OBJECTIVES`."""
 
 from agro.objectives.core import Gradient, Ingredient, Objective, Streams, Terms
 from agro.objectives.evaluation import Evaluation, NotFinite, differentiate, evaluate

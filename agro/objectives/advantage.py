@@ -1,7 +1,6 @@
-"""Advantages: how much better a response's reward is than those that it is compared with.
+"""Advantages: how much a response's reward exceeds those that it is compared with.
 
-They depend on rewards, their parts and lengths alone, so no row's gradient depends on another row's
-log-probs.
+They depend only on rewards, their parts and lengths, so no row's gradient depends on another row's log-probs.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, center, standardize, token_mean
 from agro.types import Tensor
 
-VARIANCE = 1e-8  # the least variance of a step that rewards are divided by the root of
-ROUNDING = 1e-9  # a reward is the mean up to this share of the range of its group
+VARIANCE = 1e-8  # floor of a step's variance, whose root divides advantages
+ROUNDING = 1e-9  # differences below this share of the range or size of rewards are rounding
 
 Std = Annotated[bool, Option("divide the advantage by the group's standard deviation")]
 
@@ -28,7 +27,7 @@ def advantage(groups: Groups, kind: str) -> Tensor:
 
 
 def of_tokens(groups: Groups, kind: str) -> Tensor:
-    """[B,1] that of each row's response."""
+    """[B,1] the advantage of each row's response."""
     return advantage(groups, kind)[groups.batch.response][:, None]
 
 
@@ -53,9 +52,9 @@ def against_others(groups: Groups) -> Tensor:
 
 
 def over_mean(groups: Groups) -> Tensor:
-    """[N] (r − r̄)/|r̄| (MaxRL, arXiv 2602.02710), for rewards of 0 or more; 0 where all are 0.
+    """[N] (r − r̄)/|r̄| (MaxRL, arXiv 2602.02710), for rewards of 0 or more; 0 if all are 0.
 
-    Of rewards of 0 and 1 the gradient is that of the mean of log π over the right responses, minus that over
+    With rewards of 0 and 1 its gradient is that of the mean log π over the correct responses, minus that over
     all.
     """
     off_N = centered(groups)
@@ -63,16 +62,16 @@ def over_mean(groups: Groups) -> Tensor:
 
 
 def against_length_weighted(groups: Groups) -> Tensor:
-    """[N] r − Σ T r / Σ T over the group, T tokens: the baseline of least variance where the squared norm of
-    a response's ∇log π grows as its length (OPO, arXiv 2505.23585)."""
+    """[N] r − Σ T r / Σ T over the group, T tokens: the baseline of least variance if the squared norm of a
+    response's ∇log π is proportional to its length (OPO, arXiv 2505.23585)."""
     tokens_N = groups.sum_tokens(torch.ones_like(groups.batch.mask, dtype=torch.float64))
     baseline_G = groups.sum(tokens_N * groups.reward) / groups.sum(tokens_N)
     return groups.reward - baseline_G[groups.group]
 
 
 def normalized_in_step(groups: Groups, v_N: Tensor) -> Tensor:
-    """[N] v minus its mean over all tokens of the step, over their standard deviation, 1e-4 or more
-    (REINFORCE++, arXiv 2501.03262; of r − r̄ REINFORCE++-baseline)."""
+    """[N] v minus its mean over the step's tokens, divided by their standard deviation, at least 1e-4
+    (REINFORCE++, arXiv 2501.03262; for v = r − r̄ REINFORCE++-baseline)."""
     v_BT = groups.at_tokens(v_N)
     mean = token_mean(groups.batch, v_BT)
     variance = token_mean(groups.batch, (v_BT - mean).square())
@@ -81,9 +80,8 @@ def normalized_in_step(groups: Groups, v_N: Tensor) -> Tensor:
 
 
 def normalized_over_responses(groups: Groups, v_N: Tensor) -> Tensor:
-    """[N] v minus its mean over the responses of the step, over their standard deviation with n − 1, 1e-4 or
-    more (SPO, arXiv 2509.13232), and 0 where these differ by rounding alone. A response counts by the weight
-    of its group."""
+    """[N] v minus its mean over the step's responses, divided by their standard deviation (n − 1), at least
+    1e-4 (SPO, arXiv 2509.13232); 0 if they differ only by rounding. A response has its group's weight."""
     weight_N = groups.weight[groups.group]
     share_N = weight_N / weight_N.sum()
     n = (weight_N > 0).sum()
@@ -94,10 +92,10 @@ def normalized_over_responses(groups: Groups, v_N: Tensor) -> Tensor:
 
 
 def normalized_by_part(groups: Groups) -> Tensor:
-    """[N] Σ_k w_k (r_k − r̄_k)/(std r_k + 1e-6) over the parts of a reward, w their weights, and that minus
-    its mean over its standard deviation over all tokens of the step (GDPO, arXiv 2601.05242).
+    """[N] Σ_k w_k (r_k − r̄_k)/(std r_k + 1e-6) over the parts of a reward with weights w, then
+    `normalized_in_step` (GDPO, arXiv 2601.05242).
 
-    Each part is standardized in the group by itself, so that one of large values doesn't hide the others, and
+    Each part is standardized in the group alone, so that one with large values doesn't hide the others, and
     two responses with equal sums of different parts differ.
     """
     columns = [standardize(part_N, groups.group) for part_N in groups.extra("reward_parts").unbind(1)]
@@ -107,9 +105,9 @@ def normalized_by_part(groups: Groups) -> Tensor:
 def after_drops(groups: Groups) -> Tensor:
     """[N] RED-Drop's advantage (arXiv 2509.24203), the mean over its random drops.
 
-    Where more responses of a group are below r̄ (M) than not (P), it drops M − P of these at random, and the
-    advantage is r minus the mean of the 2P that are left, 0 of what was dropped. One that may be dropped is
-    left with probability P/M.
+    If more responses of a group are below r̄ (M) than not (P), it drops M − P of the former at random. The
+    advantage is r minus the mean of the remaining 2P, and 0 for dropped responses. A response below r̄
+    remains with probability P/M.
     """
     r_N, group = groups.reward, groups.group
     largest_G, smallest_G = groups.extremes(r_N)
@@ -118,7 +116,7 @@ def after_drops(groups: Groups) -> Tensor:
     M_N, P_N = groups.sum(negative_N)[group], groups.sum(1 - negative_N)[group]
     negative_sum_N = groups.sum(negative_N * r_N)[group]
     positive_sum_N = groups.sum((1 - negative_N) * r_N)[group]
-    # The expected sum of the negatives that are left: of all, and where this one is left.
+    # The expected sum of the remaining negatives: over all drops, and over those in which this one remains.
     expected_sum_N = P_N * negative_sum_N / M_N
     sum_with_it_N = r_N + (P_N - 1) * (negative_sum_N - r_N) / (M_N - 1)
     positive_N = r_N - (positive_sum_N + expected_sum_N) / (2 * P_N)
@@ -152,8 +150,8 @@ Advantage = Annotated[
     ],
     Option(
         "how rewards become advantages: r minus the group's mean, that divided by the group's standard "
-        "deviation, r minus the mean of the others, or as the method of this name does it",
-        # Groups of two, unless rewards are compared with those of the step; of GDPO parts of rewards.
+        "deviation, r minus the mean of the others, or the advantage of the method of this name",
+        # Groups of two, unless rewards are compared over the step; GDPO reads the parts of rewards.
         needs={
             **dict.fromkeys(KINDS, (REWARD, GROUPS)),
             "reinforce_pp": (REWARD,),

@@ -1,16 +1,12 @@
 """How an objective is declared.
 
-An objective is a pure function `(streams, batch, *, …options) -> Terms` of complete groups. `streams["logp"]`
-and the other streams that it needs are float64, those of tokens with zeros outside the mask; it never sees
-the model. What it returns is differentiated in `agro.objectives.evaluation`, so that a function holds its
+An objective is a pure function `(streams, batch, *, …options) -> Terms` of complete groups. It reads
+`streams["logp"]` and the other streams that it needs, in float64 (streams [B,T] are 0 outside the mask), and
+never sees the model. `agro.objectives.evaluation` differentiates what it returns, so a function contains its
 equation and nothing else.
 
-What entries of objectives have in common: functions of the options that they are declared with.
-
-An objective of the user's own: `objective.name = "file.py:NAME"`, `"module:NAME"`, or the name of an
-installed one, an entry point of `agro.objectives` (`agro.io.plugins`).
-
-NAME is a function like those of agro,
+A user's own objective is named as `objective.name = "file.py:NAME"`, `"module:NAME"`, or by its entry point
+of `agro.objectives` if it is installed (`agro.io.plugins`). NAME is a function like agro's,
 
     def mine(streams: Streams, batch: Batch, *, beta: float = 0.1) -> Terms: ...
 
@@ -62,8 +58,8 @@ from agro.types import Batch, Tensor
 
 Streams = Mapping[str, Tensor]
 Coupling = Literal["row", "group", "step"]
-# How the equation is known: read in the authors' code or in that of the library in `called`; in the paper; in
-# notes that quote it; or inferred from the abstract.
+# Where the equation was read: in the code of the authors or of the library in `called`; in the paper; in
+# notes that quote it; or in the abstract, from which it was inferred.
 Certainty = Literal["code", "paper", "notes", "reconstructed"]
 Options = Mapping[str, Any]
 STREAMS = ("logp", *(need for need in NEEDS if isinstance(need, Stream) and need != OBSERVED_LOGP))
@@ -71,7 +67,7 @@ STREAMS = ("logp", *(need for need in NEEDS if isinstance(need, Stream) and need
 
 @dataclass(frozen=True)
 class Terms:
-    """What an objective returns. Its gradient is the surrogate's where there is one, else the loss's."""
+    """What an objective returns. Its gradient is the surrogate's if there is one, else the loss's."""
 
     loss: Tensor | float  # the quantity to plot
     surrogate: Tensor | None = None
@@ -80,14 +76,14 @@ class Terms:
 
 @dataclass(frozen=True)
 class Gradient:
-    """Loss and gradient of an objective on one batch, which its ingredients change one after the other."""
+    """An objective's loss and gradient on one batch, which its ingredients change in turn."""
 
     loss: float
-    logp_BT: Tensor  # d loss / d logp, or the `stream` of an ingredient
+    logp_BT: Tensor  # d loss / d logp, or / d the ingredient's `stream`
     metrics: Mapping[str, float]
 
     def likelier(self, share: float, logp_BT: Tensor, weight_BT: Tensor, metric: str) -> Gradient:
-        """With −log π in the loss, mean by the weights, times `share`; NaN as `metric` of no weights."""
+        """Add `share` times the weighted mean of −log π, which is `metric`: NaN if all weights are 0."""
         if not weight_BT.any():
             return replace(self, metrics={**self.metrics, metric: math.nan})
         weight_BT = weight_BT / weight_BT.sum()
@@ -98,46 +94,45 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Rule:
-    """What options must be for each other, or one of them by itself. It says nothing of an objective that
-    lacks one of them."""
+    """A constraint on one or more options. It doesn't apply to an objective that lacks one of them."""
 
     options: tuple[str, ...]
-    needs: str  # what the first one's value needs, in words
-    holds: Callable[..., bool]  # of their values
+    needs: str  # what the first option's value needs, in words
+    holds: Callable[..., bool]  # takes their values
 
     def broken(self, options: Options) -> str:
-        """What of these options isn't so, "" where all is."""
+        """How these options break the rule, "" if they don't."""
         if not options.keys() >= {*self.options}:
             return ""
-        value, *others = (options[key] for key in self.options)
-        if self.holds(value, *others):
+        value, *actual = (options[key] for key in self.options)
+        if self.holds(value, *actual):
             return ""
-        got = "".join(f", got {json.dumps(other)}" for other in others)
+        got = "".join(f", got {json.dumps(other)}" for other in actual)
         change = " or ".join(self.options)
         return f"{self.options[0]} = {json.dumps(value)} needs {self.needs}{got}; change {change}"
 
 
-def only_with(option: str, values: Collection[Any], **others: tuple[Any, ...]) -> tuple[Rule, ...]:
-    """Where `option` has one of these values, each of the others has one of its own."""
+def only_with(option: str, values: Collection[Any], **allowed: tuple[Any, ...]) -> tuple[Rule, ...]:
+    """If `option` has one of `values`, each option in `allowed` must have one of the values listed there."""
 
-    def rule(other: str, allowed: tuple[Any, ...]) -> Rule:
-        needs = f"{other} = {' or '.join(map(json.dumps, allowed))}"
-        return Rule((option, other), needs, lambda value, got: value not in values or got in allowed)
+    def rule(other: str, choices: tuple[Any, ...]) -> Rule:
+        needs = f"{other} = {' or '.join(map(json.dumps, choices))}"
+        return Rule((option, other), needs, lambda value, got: value not in values or got in choices)
 
-    return tuple(rule(other, allowed) for other, allowed in others.items())
+    return tuple(rule(other, choices) for other, choices in allowed.items())
 
 
 def ascending(lower: str, upper: str) -> Rule:
-    """The first number isn't above the second one; None is no bound."""
-    return Rule((lower, upper), f"{upper} of that or more", lambda low, high: high is None or low <= high)
+    """The first number must not exceed the second; None means no bound."""
+    return Rule((lower, upper), f"{upper} at least as large", lambda low, high: high is None or low <= high)
 
 
 class Ingredient:
-    """A part that objectives share beside their functions: subclass it, and list an instance in entries."""
+    """A part that several objectives share: subclass it, and list an instance in entries."""
 
     options: ClassVar[Mapping[str, tuple[Any, Any]]]  # (annotation, default)
-    metrics: ClassVar[tuple[str, ...]] = ()  # that it adds where its first option isn't at its default
-    stream: ClassVar[str] = "logp"  # whose gradient it changes; without the stream it isn't applied
+    metrics: ClassVar[tuple[str, ...]] = ()  # that it adds unless its first option has its default
+    stream: ClassVar[str] = "logp"  # whose gradient it changes; it is skipped without this stream
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     def needs(self, options: Options) -> set[Need]:
@@ -145,26 +140,26 @@ class Ingredient:
         return needed_by(self.options, options)
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
-        """The gradient with this part, at these log-probs."""
+        """Return the gradient with this part added, at these log-probs."""
         return gradient
 
 
 class SmallGroups(Ingredient):
-    """What to do with groups that are too small, before the function sees the batch."""
+    """What happens to groups that are too small, before the function sees the batch."""
 
     options: ClassVar = {"singletons": (Singletons, "error")}
 
 
 class Observations(Ingredient):
-    """Adds a share of −log π of what the environment answered, mean over these tokens of the step (ECHO,
-    arXiv 2605.24517). A weight w counts the rows of a group w times."""
+    """Adds a share of the mean −log π over the step's tokens that an environment wrote (ECHO, arXiv
+    2605.24517). The rows of a group with weight w count w times."""
 
     options: ClassVar = {"observations": (Observing, 0.0)}
     metrics: ClassVar = ("observation_loss",)
     stream: ClassVar = OBSERVED_LOGP
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
-        """Adds the metric `observation_loss` as well: NaN in a step without an answer."""
+        """Also adds the metric `observation_loss`, NaN in a step without such tokens."""
         weight_BT = masked(batch, batch.weight.double()[:, None].expand(batch.mask.shape), OBSERVED_LOGP)
         return gradient.likelier(options["observations"], logp_BT, weight_BT, "observation_loss")
 
@@ -174,7 +169,7 @@ SINGLETONS, OBSERVATIONS = SmallGroups(), Observations()
 
 @dataclass(frozen=True)
 class MethodWarnings:
-    """What a method has to say of its own: functions that return a text, or None."""
+    """A method's own warnings: functions that return a text, or None."""
 
     options_warning: Callable[[Options], str | None] = lambda options: None  # before a run
     rewards_warning: Callable[[NDArray[np.float64], Options], str | None] = lambda rewards, options: None
@@ -185,70 +180,67 @@ class MethodWarnings:
 
 @dataclass(frozen=True)
 class MethodRecipe:
-    """What the recipe of a method, `agro train NAME`, says beyond its base, one of
-    `agro.config.recipes.BASES`."""
+    """What a method's recipe (`agro train NAME`) adds to its base, one of `agro.config.recipes.BASES`."""
 
     title: str
     """the method and its paper, in a sentence or two"""
     base: str = "samples"
     options: Mapping[str, Any] = field(default_factory=dict)
-    """of the objective: those without a default, and those that differ from it"""
+    """of the objective: required ones, and those that differ from their defaults"""
     shown: tuple[str, ...] = ()
-    """options that the text shows with their defaults, since one may want to change them"""
+    """options that the recipe shows with their defaults, since users may want to change them"""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """by dotted key, such as train.updates; None: the recipe doesn't set what its base does"""
+    """by dotted key, such as train.updates; None removes a setting of the base"""
     missing: str = ""
-    """what the recipe lacks of the method"""
+    """parts of the method that the recipe lacks"""
     commands: tuple[str, ...] = ()
-    """lines that start it, where they aren't those of the base; {name} stands for the recipe's name"""
+    """lines that start it, if they differ from the base's; {name} stands for the recipe's name"""
     required: str = ""
-    """what must be given, where it isn't what the base requires"""
+    """what the user must supply, if it differs from the base's"""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """An entry of the table: the function, what it needs and how far it couples, and what the trainer uses of
-    it.
+    """An entry of the table: the function, what it needs, how far it couples, and what the trainer uses.
 
-    The functions of options take the given ones with defaults filled in; a required one may not be there yet,
-    and then the answer is the most that the objective may need or couple.
+    Fields that are functions take options with defaults filled in. If a required option is still missing,
+    they return the most that the objective may need, or the farthest that it may couple.
     """
 
     function: Callable[..., Terms]
     source: str  # paper, equation
-    requires: Callable[[Options], set[Need]]  # what the function needs besides what its options say
+    requires: Callable[[Options], set[Need]]  # needs in addition to those of its options
     couples: Callable[[Options], Coupling] = lambda options: "row"
     """How far one row's gradient depends on other rows' streams."""
     ingredients: tuple[Ingredient, ...] = (SINGLETONS,)
-    """Its other parts, in the order in which they are applied to the gradient."""
+    """Its other parts, in the order in which they change the gradient."""
     metrics: tuple[str, ...] = ()  # that the function may report
-    rules: tuple[Rule, ...] = ()  # of the function's options
+    rules: tuple[Rule, ...] = ()  # on the function's options
     anchor: Callable[[Options], ColumnNeed | None] = lambda options: None
-    """The log-probs in ρ, where it weighs a response by r − βρ; None where β's term is separate, token by
-    token."""
+    """The anchor in ρ, if it weights a response by r − βρ; None if β's term is separate, per token."""
     warnings: MethodWarnings = MethodWarnings()
     certainty: Certainty = "paper"
     called: str = ""  # in other libraries, such as 'TRL loss_type = "dapo"'
-    of: str = ""  # of a preset: the objective whose function it is
-    preset: Options = field(default_factory=dict)  # its defaults that differ from that function's
-    about: str = ""  # of a preset: what it is, with its equation
+    of: str = ""  # a preset's base, the objective whose function it uses
+    preset: Options = field(default_factory=dict)  # a preset's defaults that differ from its base's
+    about: str = ""  # a preset's description, with its equation
     recipe: MethodRecipe | None = None
-    """What `agro train NAME` trains with, by `methods.toml`; None where another file says it."""
+    """The recipe of `agro train NAME`, from `methods.toml`; None if another file declares it."""
 
     @cached_property
     def options(self) -> type[BaseModel]:
-        """A pydantic model, from the function's signature."""
+        """A pydantic model of the options of the function and of its ingredients."""
         added = {key: option for part in self.parts for key, option in part.options.items()}
-        return model_of(self.function.__name__, {**self._own, **added}, self.preset)
+        return model_of(self.function.__name__, {**self._declared, **added}, self.preset)
 
     @cached_property
-    def _own(self) -> Declared:
-        """The options of the function."""
+    def _declared(self) -> Declared:
+        """The function's own options."""
         return options_of(self.function)
 
     @property
     def parts(self) -> tuple[Ingredient, ...]:
-        """The ingredients, and the share of what an environment answers, which every objective has."""
+        """The ingredients, and `OBSERVATIONS`, which every objective has."""
         return (*self.ingredients, OBSERVATIONS)
 
     @property
@@ -257,22 +249,22 @@ class Objective:
         return self.about or (self.function.__doc__ or "").strip()
 
     def with_preset(self, explicit: Options) -> dict[str, Any]:
-        """The given options, and of a preset its own values of the others."""
+        """These options, and a preset's values for the others."""
         return {key: value for key, value in self.preset.items() if value is not REQUIRED} | dict(explicit)
 
     def function_options(self, options: Options) -> dict[str, Any]:
         """Those of `options` that the function takes."""
-        return {key: value for key, value in options.items() if key in self._own}
+        return {key: value for key, value in options.items() if key in self._declared}
 
     def needs(self, options: Options) -> set[Need]:
         """What it needs with these options, defaults filled in."""
-        # Of two with one name the ingredient's stays: a weight allows for stale samples, which it corrects.
+        # Of two needs with one name the ingredient's wins: a weight accepts stale samples, and corrects them.
         parts = (part.needs(options) for part in self.parts)
-        needs = set[Need]().union(*parts, self.requires(options), needed_by(self._own, options))
+        needs = set[Need]().union(*parts, self.requires(options), needed_by(self._declared, options))
         return needs - {GROUPS} if options.get("singletons") == "pool" else needs
 
     def conflict(self, options: Options) -> str:
-        """Why these options exclude each other, "" where they don't."""
+        """Why these options exclude each other, "" if they don't."""
         rules = chain(self.rules, *(part.rules for part in self.ingredients))
         reason = next(filter(None, (rule.broken(options) for rule in rules)), "")
         need = grouping(self.needs({**options, "singletons": "error"}))
@@ -282,7 +274,7 @@ class Objective:
         return f'singletons = "pool" is for objectives that compare rewards in a group; this one {compared}'
 
     def coupling(self, options: Options) -> Coupling:
-        """`couples`, and by step where groups of one response are one group."""
+        """How far it couples with these options: pooled groups couple the step."""
         couples = self.couples(options)
         return "step" if options.get("singletons") == "pool" and couples == "group" else couples
 
@@ -290,12 +282,11 @@ class Objective:
         return defaults_of(self.options)
 
     def checked(self, name: str, explicit: Options) -> dict[str, Any]:
-        """The given options and the defaults of the others; raises `Refused` for an unknown or invalid
-        one."""
+        """Fill in the defaults that exist; raises `Refused` for an unknown or invalid option."""
         return checked(name, self.options, explicit, partial=True)
 
     def resolve(self, name: str, explicit: Options) -> dict[str, Any]:
-        """All options with defaults filled in; raises `Refused` for an unknown, missing or invalid one."""
+        """Fill in all defaults; raises `Refused` for an unknown, missing or invalid option."""
         resolved = checked(name, self.options, explicit, partial=False)
         reason = self.conflict(resolved)
         if reason:
@@ -303,28 +294,28 @@ class Objective:
         return resolved
 
     def needed(self, explicit: Options) -> set[Need]:
-        """`needs` of options that may be schedules, without defaults."""
+        """`needs` of these options, which may be schedules, and of the others' defaults."""
         return self.needs(self.defaults() | dict(explicit))
 
     def averages(self, options: Options) -> str:
-        """How ρ is taken over the tokens of a response: "sum" or "token", their mean."""
+        """How ρ reduces over a response's tokens: "sum", or "token" for their mean."""
         return "sum" if self.anchor(options) is None else str(options.get("average", "sum"))
 
 
 def wanted_streams(needs: Collection[Need]) -> list[str]:
-    """Log-probs, and what else is needed."""
+    """The names of the streams needed, "logp" first."""
     return ["logp", *(need for need in ordered(needs) if isinstance(need, Stream))]
 
 
 def blank(batch: Batch, stream: str) -> Tensor:
-    """Zeros [B,T], or [B] for the value of a prompt."""
+    """Zeros in a stream's shape: [B] for "value", else [B,T]."""
     shape = batch.mask.shape[:1] if stream == "value" else batch.mask.shape
     return torch.zeros(shape, dtype=torch.float64, device=batch.mask.device)
 
 
 def masked(batch: Batch, values: Tensor, stream: str = "logp") -> Tensor:
-    """Values [B,T] of a stream with 0 outside its mask, which is the batch's of all but the observations'
-    log-probs; [B] as they are."""
+    """Set a stream [B,T] to 0 outside its mask: the observed tokens for `OBSERVED_LOGP`, else the batch's
+    mask. Values [B] stay as they are."""
     mask = batch.extra["observed"].bool() if stream == OBSERVED_LOGP else batch.mask
     return torch.where(mask, values, 0.0) if values.dim() == 2 else values
 
@@ -338,13 +329,13 @@ def coupling(scope: Coupling) -> Callable[[Options], Coupling]:
 
 
 def couples_regularized_reward(options: Options) -> Coupling:
-    """By group through the R_i of the others, unless β is 0."""
+    """By group, through the others' R, unless β is 0."""
     return "row" if options.get("beta") == 0 else "group"
 
 
 def couples_baseline(options: Options) -> Coupling:
-    """By group through the others' R, unless the baseline is stored or β is 0, or by their weights; by
-    step where other groups are it, or advantages are normalized over the step."""
+    """By step if the baseline is other groups or advantages are normalized over the step; else by group,
+    through the others' weights, or their R unless the baseline is stored or β is 0."""
     if options["baseline"] == "step" or options.get("normalize"):
         return "step"
     if options.get("weight_baseline", "mean") != "mean":
@@ -357,16 +348,16 @@ def to_reference(options: Options) -> ColumnNeed:
 
 
 def entry_of(name: str, target: Any) -> Objective:
-    """The entry of a plug-in; raises `Refused` where it is neither an objective nor a function."""
+    """The entry of a plug-in; raises `Refused` if it is neither an objective nor a function."""
     if isinstance(target, Objective):
         return target
     if not inspect.isfunction(target):
         raise Refused(f"objective.name: {name}: expected a function or an Objective, got {target!r:.80}")
-    return _of_function(name, target)
+    return _function_entry(name, target)
 
 
 @cache
-def _of_function(name: str, function: Callable[..., Terms]) -> Objective:
+def _function_entry(name: str, function: Callable[..., Terms]) -> Objective:
     """The entry of a user's function."""
     needs = {REWARD, GROUPS}
     if "beta" in inspect.signature(function).parameters:

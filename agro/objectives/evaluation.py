@@ -34,8 +34,7 @@ class NotFinite(Refused):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An objective's value and gradient on one batch. Arrays are of the kind and dtype that `logp` came
-    in."""
+    """An objective's value and gradient on one batch. Arrays have the type and dtype of `logp`."""
 
     loss: float
     grads: dict[str, Any]  # d loss / d stream, of the stream's shape
@@ -50,20 +49,20 @@ class Evaluation:
 def evaluate(
     name: str, logp: Any, batch: Batch, *, streams: Mapping[str, Any] | None = None, **options: Any
 ) -> Evaluation:
-    """Value and gradient of an objective at given log-probs, computed in float64.
+    """Compute an objective's value and gradient at these log-probs, in float64.
 
     `logp` [B,T] and each of `streams` ("kl", "entropy", "prefix_value" [B,T]; "value" [B]) may be tensors,
     arrays or lists; the gradients come back as tensors for a tensor, else as arrays, in the dtype of `logp`.
-    Positions outside the mask may have any value and get a gradient of exactly 0. What the objective doesn't
-    need isn't read.
+    Positions outside the mask may hold any value; their gradient is exactly 0. The objective reads only what
+    it needs.
 
-    Raises `Refused` with the objective, the field and the rows where the batch doesn't have what is needed.
+    Raises `Refused`, naming the objective, the field and the rows, if the batch lacks what it needs.
     """
     entry = get(name)
     resolved = entry.resolve(name, options)
     if "logp" in (streams or {}):
         raise Refused(
-            f"objective {name}: streams: logp is the second argument; streams are what is needed beside it"
+            f"objective {name}: streams: logp is the second argument; streams holds what else is needed"
         )
     needs = entry.needs(resolved)
     tensors = {"logp": as_stream(logp, "logp")}
@@ -83,10 +82,10 @@ def differentiate(
     options: Options,
     rows: Tensor | None = None,
 ) -> Evaluation:
-    """Value and gradient of `objective` with resolved options; see `evaluate`.
+    """Compute value and gradient of `objective` with resolved options; see `evaluate`.
 
-    With `rows` [K], only their streams were given (the others may hold anything finite): the gradients of
-    these rows are right and checked, loss and metrics mean nothing.
+    If `rows` [K] is given, only the streams of these rows are valid (the others may hold any finite number):
+    only their gradients are valid and checked, and loss and metrics are meaningless.
     """
     needs = objective.needs(options)
     check(name, needs, streams, batch)
@@ -95,11 +94,11 @@ def differentiate(
     if options.get("singletons") == "pool":
         judged = batch = pool_singletons(batch)
         needs = needs | {GROUPS}
-    keep = _usable_rows(name, needs, batch, options, judged)
+    keep = _valid_rows(name, needs, batch, options, judged)
     part = batch if keep is None else batch.rows(keep)
     if not part.weight.any():
         raise Refused(
-            f"objective {name}: weight: all of the {len(part.weight)} rows weigh 0: nothing to learn from"
+            f"objective {name}: weight: all {len(part.weight)} rows have weight 0: nothing to learn from"
         )
     leaves = {s: _leaf(name, s, streams[s], part, keep) for s in wanted_streams(needs)}
     with plugins.errors_of(objective.function, f"objective {name}"):
@@ -110,12 +109,12 @@ def differentiate(
     if not (isinstance(target, torch.Tensor) and target.numel() == 1 and target.requires_grad):
         raise Refused(
             f"objective {name}: expected a loss that is one number and depends on the policy, got "
-            f"{target!r:.80}. What to do: compute it of streams, not all of it detached, and average it "
+            f"{target!r:.80}. What to do: compute it from streams, without detaching all, and average it "
             "(Groups.average_responses)"
         )
-    found = torch.autograd.grad(target, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    gradients = {stream: masked(part, grad, stream) for stream, grad in zip(leaves, found, strict=True)}
-    # The loss to plot and metrics of a user's own may be plain numbers.
+    raw = torch.autograd.grad(target, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    gradients = {stream: masked(part, grad, stream) for stream, grad in zip(leaves, raw, strict=True)}
+    # A user's objective may return its loss and metrics as plain numbers.
     with plugins.errors_of(objective.function, f"objective {name}"):
         metrics = {key: _number(value) for key, value in terms.metrics.items()}
         loss = _number(terms.loss)
@@ -141,7 +140,7 @@ def _number(value: Tensor | float) -> float:
 
 
 def pool_singletons(batch: Batch) -> Batch:
-    """The batch with its groups of one response as one group, which weighs as much as they did together."""
+    """Merge the groups of one response into one group, whose weight is the sum of theirs."""
     groups = Groups.of(batch)
     alone_G = groups.n == 1
     if not alone_G.any():
@@ -156,7 +155,7 @@ def pool_singletons(batch: Batch) -> Batch:
 
 
 def check(name: str, needs: set[Need], streams: Streams, batch: Batch) -> None:
-    """Raise `Refused` where a stream or the batch doesn't have what the objective needs."""
+    """Raise `Refused` if a stream or the batch lacks what the objective needs."""
     for stream in wanted_streams(needs):
         if stream not in streams:
             raise Refused(
@@ -169,10 +168,10 @@ def check(name: str, needs: set[Need], streams: Streams, batch: Batch) -> None:
         need.check(name, batch)
 
 
-def _usable_rows(name: str, needs: set[Need], batch: Batch, options: Options, judged: Batch) -> Tensor | None:
-    """[K] rows of groups that are large enough, or have a pair where pairs are needed; None where all are.
+def _valid_rows(name: str, needs: set[Need], batch: Batch, options: Options, judged: Batch) -> Tensor | None:
+    """[K] the rows of groups that are large enough, or have a pair if pairs are needed; None for all rows.
 
-    `judged`: the batch with its ties. A group that has nothing else is dropped, as they are.
+    `judged` is the batch including its ties. A group that has only ties is dropped, as the ties are.
     """
     need = grouping(needs)
     if need is None:
@@ -192,14 +191,14 @@ def _usable_rows(name: str, needs: set[Need], batch: Batch, options: Options, ju
 
 
 def _leaf(name: str, stream: str, value: Tensor, part: Batch, keep: Tensor | None) -> Tensor:
-    """A stream of the kept rows in float64 that gradients flow to, 0 outside the mask; raises `NotFinite`."""
+    """Make a float64 leaf of a stream's remaining rows, 0 outside the mask; raises `NotFinite`."""
     selected = value if keep is None else value[keep]
     leaf = masked(part, selected.detach().double(), stream).requires_grad_()
     bad_B = ~leaf.isfinite().view(len(leaf), -1).all(1)
     if bad_B.any():
         raise NotFinite(
-            f"objective {name}: stream {stream}: expected finite numbers where the mask is set, got others "
-            f"in {part.ids[int(bad_B.int().argmax())]}"
+            f"objective {name}: stream {stream}: expected finite numbers inside the mask, got a non-finite "
+            f"one in {part.ids[int(bad_B.int().argmax())]}"
         )
     return leaf
 
@@ -212,18 +211,18 @@ def _check_gradients(
         if rows is not None:
             bad_B = bad_B & torch.zeros_like(bad_B).index_fill(0, rows, True)
         if bad_B.any():
-            what = f"gradient of stream {stream}" if math.isfinite(loss) else "loss"
-            problem = f"objective {name}: the {what} isn't finite in {batch.ids[int(bad_B.int().argmax())]}"
+            part = f"gradient of stream {stream}" if math.isfinite(loss) else "loss"
+            problem = f"objective {name}: the {part} isn't finite in {batch.ids[int(bad_B.int().argmax())]}"
             if any(isinstance(need, ColumnNeed) and need.is_logp for need in needs):
                 problem += (
-                    " (a ratio that overflows?). What to do: leave such rows out (data.max_age), or use an "
+                    " (does a ratio overflow?). What to do: exclude such rows (data.max_age), or use an "
                     "objective without ratios, such as agro."
                 )
             raise NotFinite(problem)
 
 
 def as_stream(value: Any, name: str) -> Tensor:
-    """A tensor of a stream given as tensor, array or lists."""
+    """Convert a stream given as a tensor, array or lists to a tensor."""
     try:
         return value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError) as error:
@@ -232,7 +231,7 @@ def as_stream(value: Any, name: str) -> Tensor:
 
 
 def like(value: Tensor, example: Any) -> Any:
-    """`value` in the kind and dtype of `example`: a tensor for a tensor, else an array."""
+    """Convert `value` to the type and dtype of `example`: a tensor for a tensor, else an array."""
     if isinstance(example, torch.Tensor):
         return value.to(example.dtype if example.is_floating_point() else torch.float64)
     dtype = np.asarray(example).dtype

@@ -1,43 +1,38 @@
-"""What objectives share beside their functions: a correction weight and its baselines, a KL term, and a share
-of imitation.
+"""What objectives share in addition to their functions: a correction weight and its baselines, a KL term, and
+a share of imitation.
 
-A correction weight of each response's or token's part of the gradient, for samples that the policy didn't
-write.
+A correction weight multiplies each response's or token's part of the gradient in the log-probs, for samples
+that another policy wrote. It is constant: AGRO's part of response i becomes −w_i (β/n) (R_i − R̄_{-i})
+∇log π(y_i). docs/guide/concepts.md has the derivation and measurements.
 
-Multiplied into what the objective's gradient is in the log-probs, and constant itself. AGRO's part of
-response i is then −w_i (β/n) (R_i − R̄_{-i}) ∇log π(y_i). The derivation and measurements are in
-docs/guide/concepts.md.
-
-The weight is a ratio within bounds. Of the policy to the reference or to the recorded behavior μ it corrects
-for the distance of the policy; "mismatch" is π_old/μ, the trainer's log-probs when the batch was drawn to
-those of the sampler, and corrects for what objectives with `ratio = "old"` leave out: another engine, another
-precision, staleness. The rule "truncate" clamps the ratio (TIS); "mask" makes it 0 outside the bounds (MIS,
-IcePop).
+The weight is a ratio within bounds. The ratio of the policy to the reference or to the recorded behavior μ
+corrects for the policy's distance from it. "mismatch" is π_old/μ, the trainer's log-probs when the batch was
+drawn to those of the sampler, and corrects for what objectives with `ratio = "old"` ignore: another engine,
+another precision, staleness. The rule "truncate" clamps the ratio (TIS); "mask" makes it 0 outside the bounds
+(MIS, IcePop).
 
 Masked tokens stay in every denominator: a mean is over all tokens of the response, or of the step. So a
-masked token adds what a token of ratio 0 adds, nothing, the others count as much as they do without it, and
-the estimate stays that of E_μ[w g 1{within bounds}]. Divided by the kept tokens alone, the step would grow as
-more are masked, and a response's tokens would weigh more the more of them are wrong.
+masked token adds 0, as a token of ratio 0 does, the others count as much as without it, and the estimate
+remains that of E_μ[w g 1{within bounds}]. Dividing by the remaining tokens alone would make the step larger
+as more are masked, and give a response's tokens more weight the more of them are wrong.
 
-A baseline of a group is what its R are compared with. Every mean Σ_j c_j R_j with weights c_j ≥ 0 that don't
-read rewards leaves π* the only stationary point of a table, with noisy rewards too; where responses share
-parameters, a weight may add others. The least variance has c ∝ w g, g the squared norm of ∇log π (Greensmith
-et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. A baseline lowered by a constant pulls towards who wrote
-the responses. See docs/guide/concepts.md.
-
-Here too are the ratios of the trained policy to what the samples were drawn from.
+A group's baseline is what its R are compared with. Every mean Σ_j c_j R_j with weights c_j ≥ 0 that don't
+depend on rewards leaves π* the only stationary point of a tabular policy, even with noisy rewards; if
+responses share parameters, a weight may add others. The variance is least for c ∝ w g, g the squared norm of
+∇log π (Greensmith et al., JMLR 2004), which Σ_t (1 − π_t)² approximates. A baseline lowered by a constant
+pulls towards the policy that wrote the responses. See docs/guide/concepts.md.
 
 A KL term in the loss is, token by token, β times an estimate of KL(π ‖ π_ref) at each token. With d = log π −
-log π_ref of a token, k3 = exp(−d) − 1 + d, k2 = d²/2 (Schulman 2020). Only their gradient matters here: on
-samples of the policy that of k2 is ∇KL(π ‖ π_ref) and that of k3 is ∇KL(π_ref ‖ π), after the sampled
-prefixes. `unbiased_kl` multiplies the estimate by the token's ratio w = π/μ, gradient included
-(DeepSeek-V3.2, arXiv 2512.02556, eq. 7): then the gradient of w k3 is w d, and the mean of w k3 and its
-gradient are KL(π ‖ π_ref) and ∇KL(π ‖ π_ref) for samples of any policy μ. Neither is clipped, and correction
-weights don't apply to it, as in TRL and verl. It is averaged over tokens as the objective's own terms.
+log π_ref of a token, k3 = exp(−d) − 1 + d, k2 = d²/2 (Schulman 2020). Only their gradients matter here: on
+samples of the policy k2's is ∇KL(π ‖ π_ref) and k3's is ∇KL(π_ref ‖ π), after the sampled prefixes.
+`unbiased_kl` multiplies the estimate by the token's ratio w = π/μ, gradient included (DeepSeek-V3.2, arXiv
+2512.02556, eq. 7): then the gradient of w k3 is w d, and the mean of w k3 and its gradient are KL(π ‖ π_ref)
+and ∇KL(π ‖ π_ref) for samples of any policy μ. As in TRL and verl, the term is neither clipped nor weighted.
+It is averaged over tokens like the objective's own terms.
 
-A share of imitation is −log π of the better responses, mean over all their tokens. Which responses these are
-depends on rewards and judgments alone, so no row's gradient depends on another row's log-probs. Of rewards
-they are the best of n (RAFT, arXiv 2304.06767), of judged pairs the winners (RPO, arXiv 2404.19733).
+A share of imitation is the mean −log π over all tokens of the better responses: by rewards the best of n
+(RAFT, arXiv 2304.06767), in judged pairs the winners (RPO, arXiv 2404.19733). The choice depends on rewards
+and judgments alone, so no row's gradient depends on another row's log-probs.
 """
 
 from __future__ import annotations
@@ -86,7 +81,7 @@ def k3(d: Tensor) -> Tensor:
 
 
 def of_level(groups: Groups, log_ratio_BT: Tensor, level: str) -> Tensor:
-    """[B,T] the same for "token"; for "sequence" and "mean" that of the token's response."""
+    """[B,T] unchanged for "token"; for "sequence" the sum, for "mean" the mean over the token's response."""
     if level == "token":
         return log_ratio_BT
     return groups.at_tokens(groups.over_tokens(log_ratio_BT, "sum" if level == "sequence" else "token"))
@@ -95,8 +90,8 @@ def of_level(groups: Groups, log_ratio_BT: Tensor, level: str) -> Tensor:
 Kind = Annotated[
     Literal["none", "reference", "behavior", "mismatch"],
     Option(
-        "of each response's or token's part of the gradient: 1, or within bounds π/π_ref, π/μ or π_old/μ, μ "
-        "being the recorded behavior and π_old the policy when the batch was drawn",
+        "weight of each response's or token's part of the gradient: 1, or π/π_ref, π/μ or π_old/μ within "
+        "bounds, where μ is the recorded behavior and π_old the policy when the batch was drawn",
         needs={
             "reference": (REF_LOGP,),
             "behavior": (BEHAVIOR_LOGP,),
@@ -104,32 +99,32 @@ Kind = Annotated[
         },
     ),
 ]
-WeightMax = Annotated[float | None, Option("largest weight; no bound where it is None", "ratio", gt=0)]
-WeightMin = Annotated[float, Option("smallest weight, or ratio that isn't masked", "ratio", ge=0)]
+WeightMax = Annotated[float | None, Option("largest weight; None: no bound", "ratio", gt=0)]
+WeightMin = Annotated[float, Option("smallest weight, or smallest ratio that isn't masked", "ratio", ge=0)]
 WeightLevel = Annotated[
     Literal["sequence", "token", "mean"],
-    Option("the ratio of the response, of each token, or the geometric mean of those of the response"),
+    Option("ratio of the response, of each token, or the geometric mean over the response's tokens"),
 ]
 Rule = Annotated[
-    Literal["truncate", "mask"], Option("a ratio outside the bounds becomes the bound, or the weight 0")
+    Literal["truncate", "mask"], Option("what a ratio outside the bounds becomes: the bound, or 0")
 ]
 Power = Annotated[
-    float, Option("of the ratio, before it is bounded: 0.5 is its root", "exponent", gt=0, le=1)
+    float, Option("exponent of the ratio, before it is bounded: 0.5 is the root", "exponent", gt=0, le=1)
 ]
 WeightBaseline = Annotated[
     Literal["mean", "optimal"],
     Option(
-        "what the R of a group are compared with: their mean, or the mean of nearly least variance, by w Σ_t "
-        "(1 − π_t)²"
+        "what the R of a group are compared with: their mean, or the mean weighted by w Σ_t (1 − π_t)², "
+        "which has nearly the least variance"
     ),
 ]
-MEASURED = "measured"  # in place of a shift: what a run measures, falling to 0 over its steps
+MEASURED = "measured"  # instead of a number: the run measures the shift, which falls to 0 over its steps
 Shift = Annotated[
     float | Literal["measured"],
     Option(
-        "how far the baseline is lowered, so that all responses are pushed up; 'measured': by how much the "
-        "log's mean reward is above the start's on held-out prompts, where that exceeds two standard "
-        "errors, falling to 0 over the phase",
+        "how far the baseline is lowered, which pushes up all responses; 'measured': by the log's mean "
+        "reward minus the start's on held-out prompts, if that exceeds two standard errors, falling to 0 "
+        "over the phase",
         "reward",
         ge=0,
     ),
@@ -137,14 +132,14 @@ Shift = Annotated[
 Normalize = Annotated[
     Literal["none", "group"],
     Option(
-        "'group': the ratios of a group are divided by its largest one where that is below 1, so that a "
-        "group which became improbable as a whole can come back"
+        "'group': a group's ratios are divided by the largest if that is below 1, so that a group that has "
+        "become improbable as a whole can recover"
     ),
 ]
 
 
 class Weight(Ingredient):
-    """The gradient times a constant weight of each token."""
+    """Multiplies each token's gradient by a constant weight."""
 
     options: ClassVar = {
         "weight": (Kind, "none"),
@@ -177,13 +172,13 @@ class Weight(Ingredient):
 
 @dataclass(frozen=True)
 class GroupBaseline(Ingredient):
-    """What the R of a group are compared with, for objectives whose gradients sum to 0 in it.
+    """Changes what a group's R are compared with, in objectives whose gradients sum to 0 in a group.
 
-    Entries list it before the weight, whose multiplication it allows for.
+    Entries list it before the weight, whose multiplication it takes into account.
     """
 
     options: ClassVar = {"weight_baseline": (WeightBaseline, "mean")}
-    # What doesn't compare the R of complete responses in a group has another value.
+    # It compares the R of complete responses within a group.
     rules: ClassVar = only_with(
         "weight_baseline",
         ("optimal",),
@@ -193,19 +188,20 @@ class GroupBaseline(Ingredient):
         regularizer=("sequence",),
         normalize=(False,),
     )
-    judged: bool = False  # whether a group's responses are those of judged pairs alone
+    judged: bool = False  # whether only the responses of judged pairs are compared
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
         if options["weight_baseline"] == "mean":
             return gradient
         groups, weight_BT = Groups.of(batch), weights(options, logp_BT, batch)
-        compared_N = torch.ones_like(groups.group, dtype=torch.float64)  # 0 of a response in no pair
+        compared_N = torch.ones_like(groups.group, dtype=torch.float64)  # 0 for a response in no pair
         if self.judged:
             pairs = Pairs.of(batch)
             in_pair = torch.cat([pairs.winner, pairs.loser])
             compared_N = torch.zeros_like(compared_N).index_fill(0, in_pair, 1.0)
         weight_BT = weight_BT * groups.at_tokens(compared_N)
-        # The gradient of R̄ − R_i times a constant of the group: its mean is how far the baseline is below R̄.
+        # The gradient is R̄ − R_i times a constant of the group; its mean is how far the baseline is below
+        # R̄.
         share_N = groups.mean_tokens(weight_BT) * squared_norm(groups, logp_BT.detach())
         excess_G = groups.weighted_mean(groups.mean_tokens(gradient.logp_BT), share_N)
         excess_BT = groups.at_tokens(compared_N * excess_G[groups.group])
@@ -213,10 +209,10 @@ class GroupBaseline(Ingredient):
 
 
 class BaselineShift(Ingredient):
-    """A baseline that is lower by s: −s w ∇log π more of each response, the mean over responses and groups.
+    """Lowers the baseline by s: adds −s w ∇log π for each response, the mean over responses and groups.
 
-    Towards the log's author μ the reward rises by E_μ r − E_π r a share of μ, which a mean of μ's own
-    responses doesn't tell. Entries list it before the weight, after the baseline.
+    Towards the log's author μ the reward rises by E_μ r − E_π r per share of μ, which a mean over μ's own
+    responses can't show. Entries list it after the baseline and before the weight.
     """
 
     options: ClassVar = {"baseline_shift": (Shift, 0.0)}
@@ -242,7 +238,7 @@ BASELINE_SHIFT = BaselineShift()
 
 
 def weights(options: Options, logp_BT: Tensor, batch: Batch) -> Tensor:
-    """[B,T] the weight of each token, of its response but with `weight_level` "token"; 1 without a weight."""
+    """[B,T] the weight of each token, or of its response unless `weight_level` is "token"; 1 for "none"."""
     if options["weight"] == "none":
         return torch.ones_like(logp_BT)
     level, minimum, maximum = options["weight_level"], options["weight_min"], options["weight_max"]
@@ -263,13 +259,13 @@ def weights(options: Options, logp_BT: Tensor, batch: Batch) -> Tensor:
 
 
 def squared_norm(groups: Groups, logp_BT: Tensor) -> Tensor:
-    """[N] Σ_t (1 − π_t)², which stands for that of a response's ∇log π."""
+    """[N] Σ_t (1 − π_t)², which approximates the squared norm of a response's ∇log π."""
     return groups.sum_tokens((1.0 - logp_BT.exp()).square())
 
 
 Estimate = Annotated[Literal["k3", "k2"], Option("the estimate of a token's KL to the reference")]
 Unbiased = Annotated[
-    bool, Option("multiply the estimate by the token's ratio to what sampled it, gradient included")
+    bool, Option("multiply the estimate by the token's ratio to the sampling policy, gradient included")
 ]
 
 
@@ -279,7 +275,7 @@ class KLTerm(Ingredient):
     options: ClassVar = {"beta": (Beta, 0.0), "kl": (Estimate, "k3"), "unbiased_kl": (Unbiased, False)}
 
     def needs(self, options: Options) -> set[Need]:
-        """The reference's log-probs unless β is 0, and what the ratio is to: the recorded behavior where an
+        """The reference's log-probs unless β is 0, and the ratio's denominator: the recorded behavior if the
         objective has no `ratio`."""
         needs = super().needs(options)
         if needs and options["unbiased_kl"]:
@@ -287,18 +283,18 @@ class KLTerm(Ingredient):
         return needs
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
-        beta, now = float(options["beta"]), {"logp": logp_BT.detach()}
+        beta, detached = float(options["beta"]), {"logp": logp_BT.detach()}
         if beta == 0:
             return gradient
-        d_BT = log_ratio(now, batch, "reference")
+        d_BT = log_ratio(detached, batch, "reference")
         kl_BT, slope_BT = d_BT.square() / 2, d_BT
         if options["kl"] == "k3":
             kl_BT, slope_BT = k3(d_BT), -(-d_BT).expm1()
         if options["unbiased_kl"]:
-            w_BT = log_ratio(now, batch, options.get("ratio", "behavior")).exp()
+            w_BT = log_ratio(detached, batch, options.get("ratio", "behavior")).exp()
             kl_BT, slope_BT = w_BT * kl_BT, w_BT * (d_BT if options["kl"] == "k3" else d_BT + kl_BT)
         groups, average = Groups.of(batch), options.get("average", "response")
-        # The slopes are written out: of w k3, automatic differentiation would subtract huge numbers.
+        # The slopes are written out, since automatic differentiation of w k3 would subtract huge numbers.
         loss, surrogate = (beta * average_tokens(groups, x, average) for x in (kl_BT, slope_BT * logp_BT))
         (grad_BT,) = torch.autograd.grad(surrogate, [logp_BT])
         return replace(
@@ -312,8 +308,8 @@ KL_TERM = KLTerm()
 Share = Annotated[
     float,
     Option(
-        "of imitation in the loss: times −log π, mean over all tokens of the best responses of each group "
-        "whose rewards differ, or of the winners of judged pairs",
+        "share in the loss of the mean −log π over all tokens of the best responses of groups whose rewards "
+        "differ, or of the winners of judged pairs",
         "loss per nat",
         ge=0,
     ),
@@ -322,14 +318,14 @@ Share = Annotated[
 
 @dataclass(frozen=True)
 class Imitation(Ingredient):
-    """Adds the share to the loss. A weight w counts the rows of a group w times."""
+    """Adds the share to the loss. The rows of a group with weight w count w times."""
 
     options: ClassVar = {"imitation": (Share, 0.0)}
     metrics: ClassVar = ("imitation_loss",)
-    winners: bool = False  # of judged pairs, whatever the rewards
+    winners: bool = False  # imitate the winners of judged pairs, whatever the rewards
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
-        """Adds the metric `imitation_loss` as well: NaN where nothing is imitated."""
+        """Also adds the metric `imitation_loss`, NaN if nothing is imitated."""
         share = options["imitation"]
         if share == 0:
             return gradient

@@ -1,6 +1,6 @@
-"""What objectives need of their data: where data don't have it, who provides it, and the way out.
+"""What objectives need from their data: how its absence is detected, who provides it, and the way out.
 
-The needs are listed at the end, each with what tells it from others of its kind.
+The needs are listed at the end, each with the attributes that differ from its class's.
 """
 
 from __future__ import annotations
@@ -19,19 +19,16 @@ from agro.types import Batch, Tensor
 __all__ = ["ColumnNeed", "GroupSize", "Need", "Provider", "Stream", "except_experts"]
 
 # Who provides it: the stored samples; a forward pass of the reference; the trainer's forward pass when the
-# batch is drawn; its forward pass in the step; the value head beside the policy; the store in
-# data.value_store.
+# batch is drawn; its forward pass in the step; the policy's value head; the store in data.value_store.
 Provider = Literal["record", "reference", "draw", "step", "value_head", "value_store"]
 
 
 TIES_WAY_OUT = 'train on votes (votes = "mean"), or on judgments with a winner'
-APART = (
-    0.1  # nats a token, on average over a response, between two policies: above what engines and types round
-)
+APART = 0.1  # mean nats per token between two policies: above the rounding of engines and dtypes
 
 
 class StoredFields(Protocol):
-    """What is known of a stored sample before it is read."""
+    """The fields of a stored sample that can be checked before it is read."""
 
     @property
     def scored(self) -> bool: ...
@@ -42,21 +39,21 @@ class StoredFields(Protocol):
 
 
 class Need(str):
-    """One need. It is its name, so that it prints, sorts, compares and hashes as that."""
+    """One need: a string, its name, so that it prints, sorts, compares and hashes as that."""
 
     provider: Provider
-    what: str  # as messages name it
+    what: str  # its name in messages
     way_out: str
-    least = 1  # responses that a group must have
-    fresh_only = False  # whether a stored sample can't have it
+    least = 1  # the fewest responses that a group may have
+    fresh_only = False  # whether only fresh samples can have it
     optional = False  # whether stored samples without it are skipped, as long as some have it
     but_experts = False  # whether rows of role "expert" needn't have it
-    is_unknown: Callable[[StoredFields], bool] | None = None  # of a stored sample; None: as `fresh_only` says
+    is_unknown: Callable[[StoredFields], bool] | None = None  # for stored samples; None: `fresh_only`
 
     def __new__(
         cls, name: str, provider: Provider = "record", way_out: str = "", *, what: str = "", **more: Any
     ) -> Self:
-        """`more`: other attributes than those of its class."""
+        """`more`: attributes that differ from those of its class."""
         need = super().__new__(cls, name)
         vars(need).update(provider=provider, way_out=way_out, what=what or name, **more)
         return need
@@ -64,53 +61,53 @@ class Need(str):
     def refusal(
         self, name: str, missing: Sequence[str], total: int, unit: str = "rows", count: int | None = None
     ) -> Refused:
-        """The error for data of which `missing` don't have it: counts, three records, and ways out.
+        """Make the error for data that lack it: counts, three of the `missing` records, and the way out.
 
-        `count`: how many they are, where `missing` has only the first of them.
+        `count`: how many records lack it, if `missing` has only the first of them.
         """
         count = len(missing) if count is None else count
         return Refused(
             f"objective {name} needs {self.what}: {total - count} of {total} {unit} have it, "
-            f"{count} don't (for one: {'; '.join(missing[:3])}). What to do: {self.way_out}."
+            f"{count} don't (for example: {'; '.join(missing[:3])}). What to do: {self.way_out}."
         )
 
     def check(self, name: str, batch: Batch) -> None:
-        """Raise `Refused` where rows of the batch don't have it."""
+        """Raise `Refused` if rows of the batch lack it."""
 
     def missing_in(self, sample: StoredFields) -> bool:
-        """Whether a stored sample doesn't have it."""
+        """Whether a stored sample lacks it."""
         return self.fresh_only if self.is_unknown is None else self.is_unknown(sample)
 
     def applies_to(self, role: str) -> bool:
         return not (self.but_experts and role == "expert")
 
     def without(self, batch: Batch) -> Batch:
-        """The batch with this need withheld: what a check must notice."""
+        """The batch with this need withheld, which `check` must notice."""
         return batch
 
 
 class ColumnNeed(Need):
-    """A number of each row [B], of each token in the mask [B,T], or of each part of the reward [B,K]: a field
-    or an `extra` of the batch."""
+    """A number per row [B], per token in the mask [B,T], or per part of the reward [B,K]: a field or an
+    `extra` of the batch."""
 
-    field = ""  # of the batch, where it has another name
+    field = ""  # of the batch, if its name differs
     is_logp = False  # whether it is the log-prob of another policy
     of_parts = False
-    must_be: float | None = None  # the only number that will do
+    must_be: float | None = None  # the only valid number
 
     def of(self, batch: Batch) -> Tensor | None:
         value = getattr(batch, self.field or self, None)
         return batch.extra.get(self) if value is None else value
 
     def missing(self, batch: Batch) -> Tensor:
-        """[B] rows without it, of whatever role."""
+        """[B] whether a row lacks it, whatever its role."""
         value = self.of(batch)
         if value is None or (self.of_parts and not value.shape[1]):
             return torch.ones_like(batch.mask[:, 0])
-        known = value.isfinite() if self.must_be is None else value == self.must_be
+        valid = value.isfinite() if self.must_be is None else value == self.must_be
         if self.of_parts:
-            return ~known.all(1)
-        return (batch.mask & ~known).any(1) if value.dim() == 2 else ~known
+            return ~valid.all(1)
+        return (batch.mask & ~valid).any(1) if value.dim() == 2 else ~valid
 
     def check(self, name: str, batch: Batch) -> None:
         missing_B = self.missing(batch)
@@ -130,7 +127,7 @@ class ColumnNeed(Need):
 
 
 class OfReference(ColumnNeed):
-    """Responses that the reference wrote: the recorded log-probs are its own."""
+    """Responses that the reference wrote: their recorded log-probs are the reference's."""
 
     def missing(self, batch: Batch) -> Tensor:
         assert batch.behavior_logp is not None
@@ -144,10 +141,10 @@ class OfReference(ColumnNeed):
 
 
 class GroupSize(Need):
-    """So many responses in each group."""
+    """A minimum number of responses in each group."""
 
     def too_small(self, batch: Batch) -> Tensor:
-        """[G] groups that an objective with this need can't use."""
+        """[G] whether a group is too small for an objective with this need."""
         groups = Groups.of(batch)
         if not self.but_experts:
             return groups.n < self.least
@@ -155,19 +152,19 @@ class GroupSize(Need):
         return (policy_G > 0) & (policy_G < self.least)
 
     def without(self, batch: Batch) -> Batch:
-        """The first response in a group of its own."""
+        """The batch with its first response in a group of its own."""
         alone_B = batch.response == batch.response[0]
         group = torch.where(alone_B, batch.n_groups, batch.group)
         return batch.replace(group=group, group_names=(*batch.group_names, "alone"))
 
 
 class JudgedPairs(GroupSize):
-    """A judged pair in each group. One with equal votes, a tie, has no winner and is none."""
+    """A judged pair in each group. A tie, whose votes are equal, has no winner and doesn't count."""
 
-    reads_ties = False  # whether a tie is a pair as well: votes are read, or who won makes no difference
+    reads_ties = False  # whether ties count: votes are read, or it doesn't matter who won
 
     def without_ties(self, batch: Batch) -> tuple[Batch, int]:
-        """The batch with the pairs that are some to this need, and how many aren't."""
+        """The batch with the pairs that count, and the number of those that don't."""
         if self.reads_ties or batch.pairs is None or batch.votes is None:
             return batch, 0
         won_P = ~ties(batch)
@@ -186,13 +183,13 @@ class JudgedPairs(GroupSize):
             examples = "; ".join(_named(batch, wrong_P)[:3])
             raise Refused(
                 f"objective {name}: pairs: expected each to join two responses to one prompt, but "
-                f"{int(wrong_P.sum())} of {len(pairs)} pairs don't (for one: {examples}). What to do: remove "
-                "these pairs."
+                f"{int(wrong_P.sum())} of {len(pairs)} pairs don't (for example: {examples}). What to do: "
+                "remove these pairs."
             )
         if not self.reads_ties and ties(batch).all():
             raise Refused(
                 f"objective {name}: pairs: expected judgments with a winner, but the votes of all "
-                f"{len(pairs)} pairs are equal (for one: {_named(batch, ties(batch))[0]}). What to do: "
+                f"{len(pairs)} pairs are equal (for example: {_named(batch, ties(batch))[0]}). What to do: "
                 f"{TIES_WAY_OUT}."
             )
 
@@ -201,7 +198,7 @@ class JudgedPairs(GroupSize):
 
 
 class Votes(Need):
-    """Counts of votes for both responses of each pair."""
+    """Vote counts for both responses of each pair."""
 
     def check(self, name: str, batch: Batch) -> None:
         assert batch.pairs is not None
@@ -217,15 +214,15 @@ class Votes(Need):
 
 
 class Stream(Need):
-    """Numbers [B,T] ("value": [B]) that the model gives beside the log-probs, with gradient.
+    """Numbers [B,T] ("value": [B]) that the model computes in addition to log-probs, with gradient.
 
-    "proposal" is q of the token, q ∝ π^(1/κ), a constant, and "proposal_mean" the mean of log π(a) over q(a).
+    "proposal" is q of the token, q ∝ π^(1/κ), without gradient; "proposal_mean" is the mean of log π over q.
     """
 
-    marked_by = ""  # the `extra` [B,T] of the tokens that it is at; "": those of the mask
+    marked_by = ""  # the `extra` [B,T] that marks its tokens; "": they are those of the mask
     temperature: float  # κ
-    draws: int  # tokens drawn from q in its place; 0: q itself
-    seed: float  # of the draws
+    draws: int  # number of tokens sampled to stand for q; 0: the exact q
+    seed: float  # of these samples
 
     def __new__(cls, name: str, provider: Provider = "step", way_out: str = "", **more: Any) -> Self:
         way_out = way_out or f'pass it: streams={{"{name}": …}}'
@@ -243,14 +240,14 @@ N = TypeVar("N", bound=Need)
 
 
 def changed(need: N, **values: object) -> N:
-    """The same need with other values of its attributes."""
-    other = copy(need)
-    vars(other).update(values)
-    return other
+    """A copy of the need with these attributes replaced."""
+    replaced = copy(need)
+    vars(replaced).update(values)
+    return replaced
 
 
 def except_experts(need: N) -> N:
-    """The same need, which rows of role "expert" needn't fulfil: nothing of it is read of them."""
+    """The same need, which rows of role "expert" may lack: it isn't read there."""
     return changed(need, but_experts=True)
 
 
@@ -266,7 +263,7 @@ def _is_unscored(sample: StoredFields) -> bool:
 
 
 def _lacks_behavior(sample: StoredFields) -> bool:
-    """Recorded log-probs are over the same tokens as the trainer's: all, or kept sets that are recorded."""
+    """Log-probs are missing, or over a truncated vocabulary that wasn't recorded, unlike the trainer's."""
     return not sample.knows_behavior or bool(sample.truncation)
 
 
@@ -296,7 +293,7 @@ FRESH = ColumnNeed(
     "record",
     "train on fresh samples alone (data.replay = 0, train.updates = 1), or use agro, which is right at any "
     "staleness",
-    what="samples of staleness 0 (made by the present weights)",
+    what="samples of staleness 0 (generated by the current weights)",
     field="staleness",
     must_be=0.0,
     fresh_only=True,
@@ -316,14 +313,14 @@ BEHAVIOR_LOGP = ColumnNeed(
     is_logp=True,
     is_unknown=_lacks_behavior,
 )
-# The same column, of samples of any staleness: for what corrects for whoever generated them.
+# The same column for samples of any staleness: a weight corrects for the policy that generated them.
 DRAWN_LOGP = ColumnNeed(
     "old_logp", "draw", "pass the trainer's log-probs when the batch was drawn", is_logp=True
 )
 OLD_LOGP = changed(
     DRAWN_LOGP,
     fresh_only=True,
-    what="old_logp (the trainer's log-probs when its samples were made)",
+    what="old_logp (the trainer's log-probs when its samples were generated)",
     way_out="train on fresh samples alone (data.replay = 0), use ratios against recorded behavior log-probs, "
     "or use agro",
 )
@@ -332,20 +329,20 @@ OF_REFERENCE = OfReference(
     "record",
     "train on samples of the reference alone (agro sample --model REFERENCE, agro score, data.replay = 1), "
     'or set regularizer = "sequence"',
-    what="responses of the reference (recorded log-probs within 0.1 nats a token of the reference's)",
+    what="responses of the reference (recorded log-probs within 0.1 nats per token of the reference's)",
 )
 DRAWN_VALUE = ColumnNeed("old_value", "draw", "pass old_value, the values when the batch was drawn")
 STORED_VALUE = ColumnNeed(
     "stored_value",
     "value_store",
     "sample those prompts from the reference (agro sample --model REFERENCE -n 8), score them, and set "
-    "data.value_store to that store; or set data.value_half_life, by which it is tracked",
+    "data.value_store to that store; or set data.value_half_life, which tracks it",
 )
 STORED_QUANTILE = ColumnNeed(
     "stored_quantile",
     "value_store",
-    "sample those prompts from the reference (agro sample --model REFERENCE -n 8), score them as these are, "
-    "and set data.value_store to that store",
+    "sample those prompts from the reference (agro sample --model REFERENCE -n 8), score them as these "
+    "were scored, and set data.value_store to that store",
     **_scores,
 )
 HINTED = ColumnNeed(
@@ -356,12 +353,12 @@ HINTED = ColumnNeed(
 MEANING = ColumnNeed(
     "meaning",
     "record",
-    "name a function that gives the number of a response's meaning (reward.meaning); fresh responses get it",
+    "set reward.meaning to a function that numbers the meaning of a response, for fresh responses",
     what="meaning (a number that responses of one meaning share)",
 )
 ADD_RESPONSES = (
-    "sample more responses to each prompt (data.complete_groups does it in a run), or leave such groups "
-    "out (objective.singletons=drop)"
+    "sample more responses to each prompt (data.complete_groups does it in a run), or drop such groups "
+    "(objective.singletons=drop)"
 )
 GROUPS = GroupSize("groups", "record", ADD_RESPONSES, what="groups of at least 2 responses", least=2)
 TRIPLES = GroupSize("triples", "record", ADD_RESPONSES, what="groups of at least 3 responses", least=3)
@@ -387,7 +384,7 @@ ENTROPY = Stream("entropy")
 NORMALIZER = Stream("normalizer")  # log Σ_a exp of the logits
 PROPOSAL = Stream("proposal", temperature=1.0, draws=0, seed=0.0)
 PROPOSAL_MEAN = Stream("proposal_mean", temperature=1.0, draws=0, seed=0.0)
-OBSERVED_LOGP = Stream(  # at other tokens than the objective's
+OBSERVED_LOGP = Stream(  # at tokens outside the mask
     "observed_logp",
     marked_by="observed",
     what="the tokens that an environment answered (objective.observations)",
@@ -406,7 +403,7 @@ NEEDS: tuple[Need, ...] = (
 
 
 def ordered(needs: Collection[Need]) -> list[Need]:
-    """In the order in which they are checked. Of needs with one name it keeps the one that is given."""
+    """These needs, in the order in which they are checked."""
     chosen = {need: need for need in needs}
     return [chosen[need] for need in NEEDS if need in chosen]
 
@@ -416,13 +413,13 @@ def provided_by(provider: Provider, needs: Collection[Need]) -> list[Need]:
 
 
 def grouping(needs: Collection[Need]) -> GroupSize | None:
-    """The need that says which groups are too small; None where a group may have one response."""
+    """The need that says which groups are too small; None if groups of one response are enough."""
     grouped = [need for need in needs if isinstance(need, GroupSize)]
     return max(grouped, key=lambda need: need.least, default=None)
 
 
 def judging(needs: Collection[Need]) -> JudgedPairs | None:
-    """The need of judged pairs; None where there is none."""
+    """The need for judged pairs, or None."""
     return next((need for need in needs if isinstance(need, JudgedPairs)), None)
 
 

@@ -3,9 +3,9 @@ it.
 
     def rloo(streams, batch, *, beta: Annotated[float, Option("strength of …", ge=0)] = 0.0) -> Terms: ...
 
-A parameter without a default is required; one without a description is taken as its type says, and as a
-number without a type. Choices are `Literal[...]` or `bool`; limits hold for every number in the type. What an
-objective needs because of an option, the option says.
+A parameter without a default is required. One without a description is checked by its type alone, float if it
+has none. Choices are `Literal[...]` or `bool`; limits apply to every number in the type. An option declares
+what the objective needs because of it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Required:
         return "(to be given)"
 
 
-REQUIRED = _Required()  # in the place of a preset's default: there is none
+REQUIRED = _Required()  # in a preset's defaults: the option has none
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Option:
     le: float | None = None
     lt: float | None = None
     needs: Need | Mapping[Any, tuple[Need, ...]] | None = None
-    """What is needed unless the option is 0, False or None; or by its choice."""
+    """What is needed unless the option is 0, False or None; or the needs of each choice."""
 
     def needed(self, value: Any) -> tuple[Need, ...]:
         """What is needed with this value, which may be a schedule."""
@@ -65,7 +65,7 @@ class Option:
         return self.needs.get(value, ()) if isinstance(value, str | bool) else ()
 
     def expected(self, kind: Any) -> str:
-        """What a value of this type may be, in words."""
+        """Describe the values that this type accepts."""
         if get_origin(kind) in (Union, UnionType):
             members = [member for member in get_args(kind) if member is not type(None)]
             if len(members) == 1:
@@ -90,7 +90,7 @@ class Option:
         return lowest
 
     def constrained(self, kind: Any) -> Any:
-        """The type with these limits on each of its numbers; a bool or a text is no number."""
+        """The type with these limits on each of its numbers; bool and str have none."""
         if kind is float:
             return Annotated[
                 float, Field(strict=True, allow_inf_nan=False, ge=self.ge, gt=self.gt, le=self.le, lt=self.lt)
@@ -107,7 +107,7 @@ class Option:
 NATS = "reward per nat of the response's log-ratio"
 TOWARDS = "strength of the regularization towards the reference"
 Beta = Annotated[float, Option(TOWARDS, NATS, ge=0, needs=REF_LOGP)]
-BetaAbove0 = Annotated[float, Option(TOWARDS, NATS, gt=0)]  # also of what is regularized towards others
+BetaAbove0 = Annotated[float, Option(TOWARDS, NATS, gt=0)]  # also with other anchors
 Scale = Annotated[
     Literal["reward", "loss"], Option("whether the gradient is divided by beta ('reward') or not ('loss')")
 ]
@@ -115,7 +115,7 @@ Average = Annotated[
     Literal["response", "token"] | float,
     Option(
         "how tokens are averaged: in each response, then over responses and groups; over all tokens of the "
-        "step; or, of a response, their sum divided by this number",
+        "step; or each response's sum divided by this number",
         "tokens",
         gt=0,
     ),
@@ -130,24 +130,24 @@ Votes = Annotated[
 Baseline = Annotated[
     Literal["others", "stored", "step"],
     Option(
-        "of a response: the mean of the others in its group; or, with which a group may have one response, "
-        "the prompt's stored value, or the mean of nearly least variance of all other groups of the step, "
-        "which is for fresh samples",
+        "what a response's R is compared with: the mean of the others in its group; or, which allows groups "
+        "of one response, the prompt's stored value, or the mean of nearly least variance over the step's "
+        "other groups, for fresh samples",
         needs={"others": (GROUPS,), "stored": (STORED_VALUE,)},
     ),
 ]
 Singletons = Annotated[
     Literal["error", "drop", "pool"],
     Option(
-        'what to do with groups that have too few responses, or no pair; "pool" makes one group of all '
-        "groups of one response in a step, which compares responses to different prompts"
+        'what to do with groups that have too few responses, or no pair; "pool" merges a '
+        "step's groups of one response into one, which compares responses to different prompts"
     ),
 ]
 
 Observing = Annotated[
     float,
     Option(
-        "of what the environment answered in the loss: times −log π, mean over all these tokens of the step",
+        "share in the loss of the mean −log π over the step's tokens that the environment wrote",
         "loss per nat",
         ge=0,
         needs=OBSERVED_LOGP,
@@ -159,26 +159,26 @@ Declared = Mapping[str, tuple[Any, Any]]  # (annotation, default) of options by 
 
 
 def options_of(function: Callable[..., Any]) -> Declared:
-    """The keyword-only parameters of a function; those of a user's own may have no `Option`, or no type."""
+    """The keyword-only parameters of a function; a user's may lack an `Option` or a type."""
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
     return {p.name: (hints.get(p.name, float), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def needed_by(declared: Declared, options: Mapping[str, Any]) -> set[Need]:
-    """What declared options need; of a required one that isn't there yet the most."""
+    """What declared options need. A required number that is still missing counts as not 0."""
     needs = set[Need]()
     for key, (annotation, default) in declared.items():
-        for option in getattr(annotation, "__metadata__", ()):  # none for one without a description
+        for option in getattr(annotation, "__metadata__", ()):  # none without a description
             needs.update(option.needed(options.get(key, default)))
     return needs
 
 
 def model_of(name: str, declared: Declared, preset: Mapping[str, Any]) -> type[BaseModel]:
-    """A frozen model of declared options. `preset` has other defaults."""
+    """Make a frozen model of declared options; `preset` replaces defaults."""
     fields = {}
     for key, (annotation, default) in declared.items():
-        if not hasattr(annotation, "__metadata__"):  # of a user's own function
+        if not hasattr(annotation, "__metadata__"):  # in a user's function
             annotation = Annotated[annotation, Option("not described", "not stated")]
         kind, option = get_args(annotation)
         value = preset.get(key, default)
@@ -194,12 +194,12 @@ def model_of(name: str, declared: Declared, preset: Mapping[str, Any]) -> type[B
 
 
 def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The defaults of options, without those that are required."""
+    """The defaults of the options that have one."""
     return {key: field.default for key, field in model.model_fields.items() if not field.is_required()}
 
 
 def described(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
-    """By option: default (None where it is required), required, unit, meaning, expected."""
+    """Each option's default (None if it is required), required, unit, meaning, expected."""
     descriptions = {}
     for key, field in model.model_fields.items():
         required = field.is_required()
@@ -210,8 +210,7 @@ def described(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
 
 
 def checked(name: str, model: type[BaseModel], values: Mapping[str, Any], *, partial: bool) -> dict[str, Any]:
-    """The options of objective `name`, defaults filled in; with `partial` without the required ones that
-    aren't given.
+    """Check the options of objective `name` and fill in defaults; `partial` lets required ones be missing.
 
     Raises `Refused` for an unknown, invalid or missing option.
     """
@@ -241,7 +240,7 @@ def checked(name: str, model: type[BaseModel], values: Mapping[str, Any], *, par
 
 
 def _choices(kind: Any) -> str:
-    """The choices that a type gives, "" for a type that isn't one of choices."""
+    """The choices of a type, "" if it isn't one of choices."""
     if kind is bool:
         return "False, True"
     return ", ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else ""

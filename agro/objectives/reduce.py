@@ -1,7 +1,5 @@
-"""Reductions over tokens, responses and groups. Each names what it divides by; all are over the complete
-step.
-
-What is computed over judged pairs of responses.
+"""Reductions over tokens, responses, groups and judged pairs, all over the complete step. Each names its
+denominator.
 """
 
 from __future__ import annotations
@@ -15,20 +13,20 @@ import torch
 from agro.errors import Refused
 from agro.types import Batch, Tensor
 
-EPS = 1e-6  # added to a standard deviation that is divided by
+EPS = 1e-6  # added to a standard deviation before dividing by it
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The responses of a batch [N] and their groups [G]: rows of one episode are one response.
+    """The responses of a batch [N] and their groups [G]: the rows of one episode are one response.
 
-    Sums and means take numbers of any dtype, or truth values, and are float64.
+    Sums and means accept any numeric or bool dtype and return float64.
     """
 
     batch: Batch
     group: Tensor  # [N]
-    first_row: Tensor  # [N] of each response
-    n: Tensor  # [G] responses
+    first_row: Tensor  # [N] the first row of each response
+    n: Tensor  # [G] number of responses
     weight: Tensor  # [G]
 
     @classmethod
@@ -40,8 +38,8 @@ class Groups:
         differs = weight[batch.group] != row_weight
         if differs.any():
             raise Refused(
-                f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight for each "
-                "group, got different ones"
+                f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight in "
+                "each group, got different ones"
             )
         return cls(batch, group, first_row, torch.bincount(group), weight)
 
@@ -51,12 +49,12 @@ class Groups:
         return _response_values(self.batch, "reward", self.batch.reward.double(), self.first_row)
 
     def extra(self, name: str) -> Tensor:
-        """[N] or [N,K] an `extra` of the batch, in float64: that of each response's first row."""
+        """[N] or [N,K] an `extra` of the batch in float64, from each response's first row."""
         return self.batch.extra[name].double()[self.first_row]
 
     @cached_property
     def by_expert(self) -> Tensor:
-        """[N] whether each response is of role "expert"."""
+        """[N] whether each response has role "expert"."""
         return _response_values(self.batch, "role", by_experts(self.batch), self.first_row)
 
     def sum_tokens(self, x: Tensor) -> Tensor:
@@ -100,12 +98,12 @@ class Groups:
 
     @property
     def best(self) -> Tensor:
-        """[N] the responses of the highest reward of their group; none of one with equal rewards."""
+        """[N] whether a response has its group's highest reward; False where rewards are all equal."""
         highest_G, lowest_G = self.extremes(self.reward)
         return (self.reward == highest_G[self.group]) & (highest_G > lowest_G)[self.group]
 
     def extremes(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """[N] -> [G], [G]: the largest and the smallest known value; −∞ and ∞ where all are NaN."""
+        """[N] -> [G], [G]: the largest and the smallest known value; −∞ and ∞ if all are NaN."""
         number_N = ~v.isnan()
         largest_G = self.largest(torch.where(number_N, v, -torch.inf))
         return largest_G, -self.largest(torch.where(number_N, -v, -torch.inf))
@@ -125,7 +123,7 @@ class Groups:
         return self.sum((v - self.mean(v)).square()) / (self.n - 1)
 
     def average(self, per_group: Tensor) -> Tensor:
-        """[G] -> []: the mean over groups, whatever their sizes; a weight w counts a group w times."""
+        """[G] -> []: the mean over groups, whatever their sizes; a group of weight w counts w times."""
         return (self.weight * per_group).sum() / self.weight.sum()
 
     def average_responses(self, v: Tensor) -> Tensor:
@@ -134,13 +132,13 @@ class Groups:
 
 
 def by_experts(batch: Batch) -> Tensor:
-    """[B] whether each row is of role "expert"."""
+    """[B] whether each row has role "expert"."""
     return torch.from_numpy(np.array(batch.role, object) == "expert").to(batch.mask.device)
 
 
 def center(v: Tensor, group: Tensor) -> Tensor:
-    """[N], [N] -> [N]: v − v̄ in each group; of equal values exactly 0, so that no division by a small number
-    magnifies rounding."""
+    """[N], [N] -> [N]: v − v̄ in each group; exactly 0 for equal values, so that dividing by a small number
+    can't magnify rounding."""
     n = torch.bincount(group)
     largest, smallest = (
         v.new_full((len(n),), start).scatter_reduce(0, group, v, kind)
@@ -151,7 +149,7 @@ def center(v: Tensor, group: Tensor) -> Tensor:
 
 
 def standardize(v: Tensor, group: Tensor) -> Tensor:
-    """[N], [N] -> [N]: (v − v̄)/(std + 1e-6) in each group, std with n − 1; 0 where all are equal."""
+    """[N], [N] -> [N]: (v − v̄)/(std + 1e-6) in each group, std with n − 1; 0 if all are equal."""
     off, n = center(v, group), torch.bincount(group)
     variance = v.new_zeros(len(n)).index_add(0, group, off.square()) / (n - 1).clamp(min=1)
     return off / (variance.sqrt()[group] + EPS)
@@ -163,29 +161,29 @@ def token_weight(batch: Batch) -> Tensor:
 
 
 def token_mean(batch: Batch, x: Tensor) -> Tensor:
-    """[B,T], finite outside the mask too -> []: the mean over all tokens of the step; a weight w counts a
-    row w times."""
+    """[B,T], finite outside the mask too -> []: the mean over all tokens of the step; a row of
+    weight w counts w times."""
     w = token_weight(batch)
     return (w * x).sum() / w.sum()
 
 
 def mean_over(weight: Tensor, chosen: Tensor, x: Tensor) -> Tensor:
-    """[] the mean over the chosen of some tokens or responses, by their weights; 0 where there are none."""
+    """[] the weighted mean over the chosen tokens or responses; 0 if there are none."""
     w = torch.where(chosen, weight, 0.0)
     total = w.sum()
     return torch.where(chosen, w * x, 0.0).sum() / torch.where(total > 0, total, 1.0)
 
 
 def quantile(values: Tensor, weights: Tensor, share: float) -> Tensor:
-    """[K], [K] -> []: the least of the values that a share of the weight doesn't exceed."""
+    """[K], [K] -> []: the smallest value at which the cumulative weight reaches this share."""
     order = values.argsort()
     reached = weights[order].cumsum(0) >= share * weights.sum()
     return values[order][reached.int().argmax()]
 
 
 def average_tokens(groups: Groups, x: Tensor, average: str | float) -> Tensor:
-    """[B,T], finite outside the mask too -> []: the mean over the tokens of each response, or of the step, or
-    the sum over those of a response divided by a number; see `Average`."""
+    """[B,T], finite outside the mask too -> []: the mean over each response's tokens, the mean over the
+    step's tokens, or each response's sum divided by a number; see `Average`."""
     if average == "token":
         return token_mean(groups.batch, x)
     if average == "response":
@@ -193,18 +191,18 @@ def average_tokens(groups: Groups, x: Tensor, average: str | float) -> Tensor:
     return groups.average_responses(groups.sum_tokens(x) / float(average))
 
 
-def refuse_several_rows(batch: Batch, what: str, instead: str) -> None:
-    """Raise `Refused` where a response has several rows, which `what` doesn't allow for; use `instead`."""
+def refuse_several_rows(batch: Batch, name: str, instead: str) -> None:
+    """Raise `Refused` if a response has several rows, which `name` can't handle; `instead` can."""
     several = torch.bincount(batch.response)[batch.response] > 1
     if several.any():
         raise Refused(
-            f"{what} needs each response in one row, but that of {batch.ids[int(several.int().argmax())]} is "
+            f"{name} needs each response in one row, but that of {batch.ids[int(several.int().argmax())]} is "
             f"in several rows; use {instead}"
         )
 
 
 def _response_values(batch: Batch, name: str, value_B: Tensor, first_row: Tensor) -> Tensor:
-    """[B] -> [N]: of the first row of each; raises `Refused` where another one says something else."""
+    """[B] -> [N]: the value in each first row; raises `Refused` if another row's differs."""
     value_N = value_B[first_row]
     differs = (value_N[batch.response] != value_B) & ~(value_B != value_B)
     if differs.any():
@@ -215,7 +213,7 @@ def _response_values(batch: Batch, name: str, value_B: Tensor, first_row: Tensor
 
 
 def _first_positions(index: Tensor, size: int) -> Tensor:
-    """[size] the first position at which each of 0 … size-1 stands in `index`."""
+    """[size] the first position of each of 0 … size-1 in `index`."""
     B = len(index)
     return torch.full((size,), B, device=index.device).scatter_reduce(
         0, index, torch.arange(B, device=index.device), "amin"
@@ -223,7 +221,7 @@ def _first_positions(index: Tensor, size: int) -> Tensor:
 
 
 def ties(batch: Batch) -> Tensor:
-    """[P] pairs with equal votes; unknown votes (NaN) are as judged."""
+    """[P] whether a pair's votes are equal; unknown votes (NaN) aren't."""
     assert batch.pairs is not None
     if batch.votes is None:
         return torch.zeros_like(batch.pairs[:, 0], dtype=torch.bool)
@@ -232,8 +230,7 @@ def ties(batch: Batch) -> Tensor:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs [P] of a batch, as responses of `groups`: a row of an episode stands for the complete
-    episode."""
+    """A batch's pairs [P] of responses of `groups`. A row of an episode stands for the complete episode."""
 
     groups: Groups
     winner: Tensor  # [P]
@@ -248,8 +245,8 @@ class Pairs:
 
     @classmethod
     def best_and_worst(cls, groups: Groups) -> Pairs:
-        """The best response of each group over its worst; where several are as good, or as bad, all of
-        them. None of groups with equal rewards."""
+        """Each group's best response over its worst, in all combinations if several are best or worst;
+        no pair in groups of equal rewards."""
         best_N, (_, worst_G) = groups.best, groups.extremes(groups.reward)
         differ_N = groups.largest(best_N.double())[groups.group] > 0
         worst_N = differ_N & (groups.reward == worst_G[groups.group])
@@ -265,7 +262,7 @@ class Pairs:
 
     @property
     def count(self) -> Tensor:
-        """[G] pairs of each group."""
+        """[G] number of pairs."""
         return torch.bincount(self.groups.group[self.winner], minlength=self.groups.batch.n_groups)
 
     def gap(self, v_N: Tensor) -> Tensor:
@@ -273,11 +270,8 @@ class Pairs:
         return v_N[self.winner] - v_N[self.loser]
 
     def chance(self, votes: str) -> Tensor | float:
-        """[P] that the winner is the better one: 1 as judged; for "mean" of its votes, (v_w + 1)/(v_w + v_l +
-        2).
-
-        That is the posterior mean under a uniform prior (VPO, arXiv 2410.22891).
-        """
+        """[P] the probability that the winner is the better one: 1 as judged; with "mean" the posterior mean
+        of its votes under a uniform prior, (v_w + 1)/(v_w + v_l + 2) (VPO, arXiv 2410.22891)."""
         if votes == "ignore":
             return 1.0
         votes_P2 = self.groups.batch.votes

@@ -19,21 +19,21 @@ from agro.objectives.options import REQUIRED, described
 
 
 def with_methods(entries: Mapping[str, Objective], file: Path) -> dict[str, Objective]:
-    """The objectives, presets of them, and recipes of both, as a TOML file has them.
+    """Add the presets and recipes of a TOML file to the objectives.
 
-    A table NAME has the fields of `MethodRecipe`, `unset`, settings of the base that it doesn't make, and of
-    the objective how its equation is known, `certainty`, and what other libraries call it, `called`.
-    NAME.preset is the objective `of` with other defaults, under the name that its paper gives it: its
-    `source`, what it is `about`, `options`, those that are `required`, and those that are `unset`, None.
+    A table NAME has the fields of `MethodRecipe`; `unset`, the base's settings that it removes; `certainty`,
+    where the objective's equation was read; and `called`, its name in other libraries. NAME.preset is the
+    objective `of` with other defaults, under the name that its paper gives it: its `source`, what it is
+    `about`, its `options`, the names of `required` ones, and of those `unset` to None.
     """
     methods = dict(entries)
-    for name, said in tomllib.loads(file.read_text(encoding="utf-8")).items():
-        if "preset" in said:
-            methods[name] = _preset(methods, **said.pop("preset"))
-        settings = {**said.pop("settings", {}), **dict.fromkeys(said.pop("unset", ()))}
-        known = {key: said.pop(key) for key in ("certainty", "called") if key in said}
-        recipe = MethodRecipe(**said, settings=settings) if said else None
-        methods[name] = replace(methods[name], recipe=recipe, **known)
+    for name, table in tomllib.loads(file.read_text(encoding="utf-8")).items():
+        if "preset" in table:
+            methods[name] = _preset(methods, **table.pop("preset"))
+        settings = {**table.pop("settings", {}), **dict.fromkeys(table.pop("unset", ()))}
+        origin = {key: table.pop(key) for key in ("certainty", "called") if key in table}
+        recipe = MethodRecipe(**table, settings=settings) if table else None
+        methods[name] = replace(methods[name], recipe=recipe, **origin)
     return methods
 
 
@@ -61,34 +61,33 @@ OBJECTIVES = with_methods(
 
 
 def installed() -> dict[str, Objective]:
-    """Those of installed packages: an entry point is a function, an `Objective`, or a dictionary of these by
-    name.
+    """Objectives of installed packages; raises `Refused` if a name occurs twice.
 
-    Raises `Refused` where a name is there twice.
+    An entry point is a function, an `Objective`, or a dictionary of these by name.
     """
     return _installed(tuple(plugins.installed("objectives", tuple(OBJECTIVES)).items()))[0]
 
 
 def registered(name: str) -> str:
-    """The entry point that has an objective; the name itself of a reference."""
+    """The entry point that provides an objective; the name itself if none does."""
     return _installed(tuple(plugins.installed("objectives", tuple(OBJECTIVES)).items()))[1].get(name, name)
 
 
 @cache
 def _installed(points: tuple[tuple[str, str], ...]) -> tuple[dict[str, Objective], dict[str, str]]:
     """Entries, and the entry point of each."""
-    found: dict[str, Objective] = {}
+    loaded: dict[str, Objective] = {}
     point_of: dict[str, str] = {}
     for point, _ in points:
         part = plugins.load("objectives", point, "objective.name")
         for name, target in (part if isinstance(part, dict) else {point: part}).items():
-            if name in OBJECTIVES or name in found:
+            if name in OBJECTIVES or name in loaded:
                 raise Refused(
-                    f"objectives of {point}, an installed package: there is an objective {name}. What to do: "
-                    "uninstall that package, or give its objective another name"
+                    f"objectives of {point}, an installed package: objective {name} already exists. What to "
+                    "do: uninstall that package, or give its objective another name"
                 )
-            found[name], point_of[name] = core.entry_of(name, target), point
-    return found, point_of
+            loaded[name], point_of[name] = core.entry_of(name, target), point
+    return loaded, point_of
 
 
 def entries() -> dict[str, Objective]:
@@ -102,7 +101,7 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Objective:
-    """The entry of an objective; `file.py:NAME`, `module:NAME` and installed ones are of the user's own."""
+    """The entry of an objective: agro's, an installed one, or a user's `file.py:NAME` or `module:NAME`."""
     if name in OBJECTIVES:
         return OBJECTIVES[name]
     if plugins.is_reference(name):
@@ -117,7 +116,7 @@ def get(name: str) -> Objective:
 
 
 def describe(name: str, **options: Any) -> dict[str, Any]:
-    """What an objective needs and how far it couples (both given the options), its options, its source."""
+    """Describe an objective: its options and source, and its needs and coupling with these options."""
     entry = get(name)
     resolved = entry.checked(name, options)
     return {

@@ -1,4 +1,4 @@
-"""What is claimed of an objective, and what several objectives, or several options of one, have in common."""
+"""What is claimed of an objective, and the parts that claims of several objectives or options share."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from agro.objectives.needs import NEEDS, Need, grouping, least_responses
 from agro.proof import formulas
 from agro.proof.formulas import CorrectionWeight, Situation, optimal_baseline
 
-# Updates of a descent that isn't claimed to arrive: agro, from the reference on data of any full support, is
-# within 1e-4 nats of the optimum by then.
+# Updates of a descent that isn't claimed to converge: by then agro, from the reference on any data with full
+# support, is within 1e-4 nats of the optimum.
 DESCENT = 200
-Formula = Callable[..., Tensor]  # of a situation, and of options by their names
+Formula = Callable[..., Tensor]  # takes a situation, and options by name
 
 
 @dataclass(frozen=True)
 class End:
-    """A policy that descent ends at, in words and as log-probs [X,Y] of responses."""
+    """A policy at which descent ends, in words and as log-probs [X,Y] of responses."""
 
     name: str
     of: Callable[[Situation], Tensor]
@@ -30,37 +30,36 @@ class End:
 
 @dataclass(frozen=True, eq=False)
 class Claims:
-    """Of an objective with `options`, whose `beta` is filled in where it has one."""
+    """Claims of an objective with `options`, plus `beta` if it has one."""
 
     expects: Callable[[Situation], Tensor]  # a scalar; its gradient is the expected gradient
-    ends: Literal["optimum", "elsewhere", "unknown"]  # where descent goes: unknown where nothing is claimed
-    needs: tuple[str, ...]  # all that it reads of the data beside the policy's log-probs
+    ends: Literal["optimum", "elsewhere", "unknown"]  # where descent goes; unknown: no claim
+    needs: tuple[str, ...]  # all that it reads of the data, besides the policy's log-probs
     options: Mapping[str, Any] = field(default_factory=dict)
     shift: bool = True  # whether adding a number to all rewards of a prompt changes nothing
-    reference_shift: bool = True  # whether adding one to all log f of a prompt changes nothing
+    reference_shift: bool = True  # whether adding a number to all log f of a prompt changes nothing
     policy_gradient: Callable[[float], float] | None = None
-    """β -> the on-policy gradient over that of −E_π r + β KL(π ‖ f), where they are proportional."""
-    noise: bool = True  # whether rewards that are noisy count with their mean alone
+    """β -> the on-policy gradient divided by that of −E_π r + β KL(π ‖ f), if they are proportional."""
+    noise: bool = True  # whether noisy rewards count only with their mean
     n: tuple[int, ...] = (2, 3)
-    episodes: bool = True  # whether a response may be in several rows, else it is refused
-    drifted: bool = False  # whether the policy when the batch was drawn isn't the behavior
-    updates: int = 400  # of the descent; 0: it isn't followed
-    end: End | None = None  # where descent on the samples of others goes, where that isn't the optimum
+    episodes: bool = True  # whether a response may be in several rows; else they are refused
+    drifted: bool = False  # whether the policy when the batch was drawn differs from the behavior
+    updates: int = 400  # of the descent; 0: none
+    end: End | None = None  # where descent on others' samples goes, if not to the optimum
     expert: Literal["none", "apart", "member", "hinted"] = "none"
-    """Whether each group has a response more, of role "expert" or of the policy with a hint; "apart" where it
-    doesn't count as one of the group's."""
+    """Whether each group has one more response, of role "expert" or of the policy with a hint; "apart" if it
+    doesn't count as one of the group."""
     limits: bool = False  # whether it is RLOO as β → 0, and ½ ∇Var[ρ] as β → ∞
-    tools: bool = False  # whether a tool's random output is claimed to move the fixed point
+    tools: bool = False  # whether random tool output is claimed to move the fixed point
     estimates: tuple[str, int] | None = None
-    """An option with three estimates, each of less variance than the one before on responses of this
-    length."""
+    """An option with three estimates, of decreasing variance on responses of this length."""
 
     def __post_init__(self) -> None:
         plugins.check_names("Claims: needs", self.needs, NEEDS, tuple)
 
     @property
     def judged(self) -> bool:
-        """Whether the first two responses of a group are judged, as Bradley–Terry has it."""
+        """Whether the first two responses of a group are judged, by the Bradley–Terry model."""
         return "pairs" in self.needs
 
     @property
@@ -70,7 +69,7 @@ class Claims:
 
     @property
     def min_responses(self) -> int:
-        """The fewest responses that a group may have, without that of an expert."""
+        """The fewest responses that a group may have, without an expert's."""
         return max(1, least_responses(self._needs) - (self.expert in ("member", "hinted")))
 
     @property
@@ -85,10 +84,10 @@ def of_options(
     updates: int = 0,
     **fields: Any,
 ) -> Callable[..., Claims]:
-    """Claims of an objective by its options: a function `(needs, updates, **options)` of these.
+    """Make a function `(needs, updates, **options)` of an objective's claims.
 
-    `formula` gets those of the options that it names. `needs` and `updates`: where a claim has no others.
-    `fields`: what `Claims` has in all of them.
+    `formula` gets the options that it names. `needs` and `updates` are the defaults of a claim. `fields` are
+    fields of `Claims` that all claims share.
     """
 
     def claim(needs: tuple[str, ...] = needs, updates: int = updates, **options: Any) -> Claims:
@@ -98,13 +97,13 @@ def of_options(
 
 
 def given(formula: Formula, options: Mapping[str, Any]) -> Callable[[Situation], Tensor]:
-    """The formula with those of the options that it names."""
-    own = {key: options[key] for key in inspect.signature(formula).parameters if key in options}
-    return lambda s: formula(s, **own)
+    """The formula with the options that it names."""
+    accepted = {key: options[key] for key in inspect.signature(formula).parameters if key in options}
+    return lambda s: formula(s, **accepted)
 
 
 def preset(claims: Claims, **options: Any) -> Claims:
-    """The same of a preset, which has those options by itself but for `options`."""
+    """The same claims of a preset, which sets their options itself, except for `options`."""
     return replace(claims, options=options)
 
 
@@ -124,7 +123,7 @@ def itself(beta: float) -> float:
     return beta
 
 
-# With V* as the baseline: −E_μ (R − V*) ∇log π. Another value has the same on-policy gradient, and another
+# With V* as the baseline: −E_μ (R − V*) ∇log π. Another value has the same on-policy gradient, but another
 # end off-policy.
 STORED = Claims(
     lambda s: 0.5 * formulas.square_with_stored_value(s) / s.beta,
@@ -135,8 +134,8 @@ STORED = Claims(
     policy_gradient=one,
     n=(1, 2),
 )
-# With the mean of the step's other groups. That its expected gradient on fresh samples is the policy
-# gradient, with noise too, is enumerated over independent groups in tests/objectives.
+# With the mean of the step's other groups. tests/objectives enumerates independent groups to show that the
+# expected gradient on fresh samples is the policy gradient, even with noise.
 STEP = Claims(
     formulas.against_other_groups,
     "unknown",
@@ -145,20 +144,20 @@ STEP = Claims(
     shift=False,
     reference_shift=False,
     noise=False,
-    n=(2,),  # the formula has other groups of the same size
+    n=(2,),  # the formula assumes other groups of the same size
     updates=0,
 )
 
 
 def weighted(claims: Claims, weight: str, maximum: float = 1.0, updates: int = 600) -> Claims:
-    """Statement 25: the optimum stays. A response that the policy has left comes back slowly: its weight is
-    small."""
+    """Statement 25: the optimum stays. A response that became improbable comes back slowly, since its weight
+    is small."""
     changed = corrected(claims, CorrectionWeight(weight, maximum), ends=claims.ends)  # type: ignore[arg-type]
     return replace(changed, updates=updates)
 
 
 def moved(claims: Claims) -> Claims:
-    """The same, where a number more in log f of a prompt makes a difference."""
+    """The same claims, except that adding a number to log f of a prompt makes a difference."""
     return replace(claims, reference_shift=False)
 
 
@@ -168,7 +167,7 @@ def baseline_claims(
     updates: int = 600,
     normalize: Literal["none", "group"] = "none",
 ) -> Claims:
-    """Statement 26, with a weight where `maximum` is given."""
+    """Statement 26, with a weight if `maximum` is given."""
     options: dict[str, Any] = {"weight_baseline": "optimal"}
     if maximum is not None:
         weight = {"weight": "reference", "weight_max": maximum, "weight_power": power}
@@ -194,7 +193,7 @@ RATIOS = {
 def corrected(
     claims: Claims, correction: CorrectionWeight, ends: Literal["optimum", "elsewhere", "unknown"] = "unknown"
 ) -> Claims:
-    """With a correction weight."""
+    """The claims with a correction weight."""
     return replace(
         claims,
         expects=correction(claims.expects),
@@ -217,15 +216,15 @@ def corrected(
 
 
 def imitating(claims: Claims, k: Formula) -> Claims:
-    """With a share of imitation of responses that are chosen with probability k [X,Y]. Its end is another."""
+    """With a share of imitation of responses chosen with probability k [X,Y], which moves the end."""
     return pulled(claims, lambda s: 0.7 * formulas.imitation(s, k(s)), imitation=0.7)
 
 
-def pulled(claims: Claims, more: Formula, noise: bool = False, **options: Any) -> Claims:
-    """With more in the loss, which moves its end."""
+def pulled(claims: Claims, term: Formula, noise: bool = False, **options: Any) -> Claims:
+    """With a `term` added to the loss, which moves the end."""
     return replace(
         claims,
-        expects=lambda s: claims.expects(s) + more(s),
+        expects=lambda s: claims.expects(s) + term(s),
         ends="unknown",
         options={**claims.options, **options},
         noise=noise,
@@ -237,10 +236,10 @@ def pulled(claims: Claims, more: Formula, noise: bool = False, **options: Any) -
 
 
 def of_ratios(formula: Formula, average: str = "response") -> Callable[..., Claims]:
-    """Claims by options of an objective with ratios, `average` by default.
+    """Make claims, by options, of an objective with ratios, whose default is `average`.
 
-    Where a ratio is clipped, or rewards are standardized, their noise matters. Where the mean is over all
-    tokens of a step, its groups have one size.
+    Noise in rewards matters, since ratios are clipped or rewards standardized. With a mean over all tokens of
+    a step, its groups have one size.
     """
 
     def claim(

@@ -1,7 +1,7 @@
-"""Where gradient descent goes, followed until nothing moves, and what random tool output does to it.
+"""Where gradient descent converges, and how random tool output moves that point.
 
-For methods that don't end at the optimum π_ref exp(r/β)/Z, the end is a closed form. In it μ is the policy
-that the samples are from, which stays as it is.
+For methods that don't end at the optimum π_ref exp(r/β)/Z, the end is a closed form, in which μ is the fixed
+policy that generated the samples.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def descend(
     n: int,
     updates: int,
 ) -> None:
-    """Move `start` along the expected gradient over all groups of n, by Adam, whose rate falls over the last
-    two thirds.
+    """Train `start` with Adam on the expected gradient over all groups of n; the rate falls over the last two
+    thirds.
 
-    Where `start` is `data.behavior` too, samples come from it as it is then. Exact gradients have no noise to
-    average over, so Adam's second beta is smaller than usual and the rate falls far: it ends nearer.
+    If `start` is `data.behavior` too, samples come from the current policy. Exact gradients have no noise to
+    average out, so Adam's second beta is smaller than usual and the rate falls far, which ends closer.
     """
     entry = get(name)
     resolved = entry.resolve(name, options)
@@ -62,21 +62,21 @@ def put_gradient(
     options: Mapping[str, Any],
     want: list[str],
 ) -> None:
-    """Put the gradient into the weights: the objective's own g, as in the step, in a single pass."""
+    """Set the weights' gradients from the objective's own g, as the step does, in a single pass."""
     policy.zero_grad()
     live = policy.streams_of(batch, want, reference)
     grads = differentiate(name, get(name), live, batch, options).grads
     torch.stack([(grads[s] * masked(batch, value)).sum() for s, value in live.items()]).sum().backward()
 
 
-SEEDS = {"reference": 2, "elsewhere": 9}  # of the tables that descents begin at
-NEAR = 1e-6  # nats: as near to a claimed end as some hundred updates come
+SEEDS = {"reference": 2, "elsewhere": 9}  # of the tables at which descents start
+NEAR = 1e-6  # nats: how close some hundred updates come to a claimed end
 DISTANCE = "KL to the optimum at the end of descent"
 
 
 def tools(subject: Subject) -> Iterator[ProofRow]:
-    """A tool's random output between two actions: how far the fixed point is from the optimum, and without
-    randomness."""
+    """How far a tool's output between two actions moves the fixed point from the optimum, if it is random and
+    if it is certain."""
     if not subject.claims.tools:
         return
     space = Space(2, 3, 6, observed=(1,))  # action, output, action
@@ -103,27 +103,27 @@ def tools(subject: Subject) -> Iterator[ProofRow]:
 
 
 def _selection(subject: Subject) -> Iterator[ProofRow]:
-    """Groups of equal rewards are left out (data.spread): how far the fixed point is from the optimum where
-    rewards are 0 or 1 by chance, and where they are fixed.
+    """How far dropping groups of equal rewards (data.spread) moves the fixed point from the optimum, if
+    rewards are 0 or 1 by chance and if they are fixed.
 
-    Which groups are left out then reads the noise: the regularizer of a pair counts as often as its rewards
-    differ. Without noise a pair of equal rewards says nothing but that the policy is to stay.
+    With noisy rewards the selection depends on the noise: a pair's regularizer counts as often as its rewards
+    differ. Without noise a pair of equal rewards only holds the policy in place.
     """
     beta, space = 0.1, Space(3, 2, 8)
-    reference, other = Enumerable.table(space, 2), Enumerable.table(space, 5)
+    reference, behavior = Enumerable.table(space, 2), Enumerable.table(space, 5)
     mean = torch.rand(8, 9, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     star = optimum(reference.logp().detach(), mean, beta)
     twice, chance = torch.arange(9).repeat(2), torch.cat([1 - mean, mean], 1)
     binary = torch.cat([torch.zeros_like(mean), torch.ones_like(mean)], 1)
     for rewards, spread in (("noisy", True), ("noisy", False), ("fixed", True)):
-        data = DataDistribution(other, mean, spread=spread)
+        data = DataDistribution(behavior, mean, spread=spread)
         if rewards == "noisy":
-            data = DataDistribution(other, binary, twice, chance, spread=spread)
+            data = DataDistribution(behavior, binary, twice, chance, spread=spread)
         start, options = Enumerable.table(space, 2), {**subject.options(), "beta": beta}
         descend(start, reference, data, subject.name, options, 2, updates=600)
         distance = kl(start.logp().detach(), star)
-        drawn = "groups of unequal rewards alone" if spread else "all groups"
-        setting = f"{rewards} rewards, {drawn}, n = 2, β = {beta}, median of 8 instances"
+        selection = "groups of unequal rewards alone" if spread else "all groups"
+        setting = f"{rewards} rewards, {selection}, n = 2, β = {beta}, median of 8 instances"
         if rewards == "noisy" and spread:
             title = "leaving out groups of equal noisy rewards moves the fixed point off the optimum"
             yield subject.row(title, setting, distance.median().item(), lower=FAR)
@@ -132,27 +132,28 @@ def _selection(subject: Subject) -> Iterator[ProofRow]:
 
 
 def _rows(subject: Subject) -> Iterator[ProofRow]:
-    """An episode of two rows, as templates make that change earlier turns: the rows are one response, whose ρ
-    is their sum. Others copy the advantage to each row.
+    """An episode of two rows, as from templates that change earlier turns: the rows are one response, whose ρ
+    is their sum. Other libraries copy the advantage to each row.
 
-    Where a gradient is a sum over tokens, times an advantage, copies have its direction. Consistency is about
-    the ρ of a response: with a row's alone in its place the optimum isn't stationary.
+    If a gradient is a sum over tokens times an advantage, copies preserve its direction. Consistency uses the
+    ρ of a response: with that of a single row instead, the optimum isn't stationary.
     """
-    shared, copied = (_expected_gradient(subject.name, own_rows=own) for own in (False, True))
+    shared, copied = (_expected_gradient(subject.name, split=split) for split in (False, True))
     setting = "two rows of an episode, all pairs of 9 episodes, at the optimum, β = 0.5"
     yield subject.row(
         "norm of the expected gradient, rows as one response", setting, shared.norm().item(), upper=EXACT
     )
     title = "norm of the expected gradient, each row as a response with a copy of the reward"
     yield subject.row(title, setting, copied.norm().item(), lower=1e-3)
-    shared, copied = (_expected_gradient("rloo", own_rows=own) for own in (False, True))
+    shared, copied = (_expected_gradient("rloo", split=split) for split in (False, True))
     cosine = torch.nn.functional.cosine_similarity(shared, copied, dim=0)
     title = "of rloo, 1 − cosine of both expected gradients"
     yield subject.row(title, setting, 1 - cosine.item(), upper=EXACT)
 
 
-def _expected_gradient(name: str, *, own_rows: bool) -> Tensor:
-    """With respect to the logits of a first action and of a second one after it, at the optimum."""
+def _expected_gradient(name: str, *, split: bool) -> Tensor:
+    """The gradient at the optimum in the logits of a first action and of a second one after it; `split`: each
+    row is a response."""
     beta, generator = 0.5, torch.Generator().manual_seed(3)
     reward_AB = torch.rand((3, 3), generator=generator, dtype=torch.float64)
     reference_AB = torch.rand((3, 3), generator=generator, dtype=torch.float64).flatten().log_softmax(0)
@@ -164,7 +165,7 @@ def _expected_gradient(name: str, *, own_rows: bool) -> Tensor:
         [reference_AB.logsumexp(1)[:, None].expand(3, 3), reference_AB.log_softmax(1)], 2
     ).view(9, 2)
     pairs = torch.cartesian_prod(torch.arange(9), torch.arange(9))
-    episodes = pairs.flatten().repeat_interleave(2)  # of each row, in pairs of episodes
+    episodes = pairs.flatten().repeat_interleave(2)  # the episode of each row, in pairs of episodes
     turns = torch.tensor([0, 1]).repeat(len(episodes) // 2)
     row_logp = logp[episodes, turns]
     columns = [torch.zeros_like(row_logp), row_logp]  # a prompt's token, and the action
@@ -172,7 +173,7 @@ def _expected_gradient(name: str, *, own_rows: bool) -> Tensor:
         mask=[[False, True]] * len(episodes),
         reward=reward_AB.flatten()[episodes].tolist(),
         group=torch.arange(len(pairs)).repeat_interleave(4).tolist(),
-        response=range(len(episodes)) if own_rows else (torch.arange(len(episodes)) // 2).tolist(),
+        response=range(len(episodes)) if split else (torch.arange(len(episodes)) // 2).tolist(),
         ref_logp=torch.stack([torch.zeros(len(episodes)), ref_logp[episodes, turns]], 1),
         staleness=[0] * len(episodes),
     )
@@ -184,10 +185,10 @@ def _expected_gradient(name: str, *, own_rows: bool) -> Tensor:
 
 
 def _optimum_with_tool(reference: Enumerable, reward: Tensor, chance_Y: Tensor) -> Tensor:
-    """[X,Y] log π* of two actions around an output of two tokens: the first one looks at the expected later
-    value.
+    """[X,Y] log π* of two actions around an output with two choices: the first action depends on the expected
+    later value.
 
-    `reward` [X,Y], `chance_Y` of the output, over the responses of Space(2, 3).
+    `reward` [X,Y] and the output's probability `chance_Y` are over the responses of Space(2, 3).
     """
     X, logp = len(reward), reference.logp_next().detach()
     ends_output = [i for i, context in enumerate(reference.space.contexts) if len(context) == 2]
@@ -201,29 +202,28 @@ def _optimum_with_tool(reference: Enumerable, reward: Tensor, chance_Y: Tensor) 
 
 
 def ends(subject: Subject) -> Iterator[ProofRow]:
-    """Where exact gradient descent goes: KL(π ‖ π*), from π_ref on data of each behavior, and from
-    elsewhere."""
+    """Where exact gradient descent goes: KL(π ‖ π*) at its end, from π_ref on each behavior's data, and from
+    another start."""
     if not subject.claims.updates:
         return
     logp, star = _descent(subject)
     distances = kl(logp, star).split(INSTANCES.prompts)
     for (source, start), distance in zip(_descents(subject), distances, strict=True):
         claim = "unknown" if source == "lacks support" else subject.claims.ends
-        value, which, upper, lower = distance.median(), "median", None, None
+        value, statistic, upper, lower = distance.median(), "median", None, None
         if claim == "optimum":
-            # What a policy hardly ever samples it learns slowly: from afar on its own samples it takes
-            # longer.
-            value, which = distance.max(), "worst"
+            # A policy learns slowly what it rarely samples: from afar, on its own samples, it takes longer.
+            value, statistic = distance.max(), "worst"
             upper = 1e-3 if (source, start) == ("policy", "elsewhere") else EXACT
         elif claim == "elsewhere" and source != "policy":
             lower = FAR
         setting = f"data from {source}, start at {start}, {subject.claims.updates} updates"
-        setting += f", {which} of {INSTANCES.prompts} instances"
+        setting += f", {statistic} of {INSTANCES.prompts} instances"
         yield subject.row(DISTANCE, setting, max(value.item(), 0.0), upper=upper, lower=lower)
 
 
 def own_ends(subject: Subject) -> Iterator[ProofRow]:
-    """KL from where descent goes to where it is claimed to, on data of others."""
+    """KL from the end of descent to the claimed end, on others' data."""
     if subject.claims.end is None:
         return
     _, reference, behaviors, reward = problem(INSTANCES)
@@ -248,8 +248,8 @@ def _descents(subject: Subject) -> list[tuple[str, str]]:
 
 @cache
 def _descent(subject: Subject) -> tuple[Tensor, Tensor]:
-    """[X,Y] log π at the end, and log π*. All of them at once: prompts of a table are independent, so each
-    descent has its own part of one table."""
+    """[X,Y] log π at the end, and log π*. Prompts of a table are independent, so all descents run at once,
+    each in its own part of one table."""
     _, reference, behaviors, reward = problem(INSTANCES)
     descents = _descents(subject)
     times = len(descents)
@@ -266,11 +266,11 @@ def _descent(subject: Subject) -> tuple[Tensor, Tensor]:
 
 
 def _lambert(s: Situation) -> Tensor:
-    """[X,Y] log π with β log(π/μ) + ν π/μ = A, A = (1 − 1/n)(r − E_μ r): the least E_μ (A − β
-    log(π/μ))² of all policies. (arXiv 2605.28150, whose abstract was read, finds Lambert functions for
-    methods without ratios; this one is derived here.)
+    """[X,Y] log π with β log(π/μ) + ν π/μ = A, A = (1 − 1/n)(r − E_μ r): it minimizes E_μ (A − β
+    log(π/μ))² over all policies. (The abstract of arXiv 2605.28150 finds Lambert functions for methods
+    without ratios; this one is derived here.)
 
-    A is that of a group of n on average. ν makes probabilities add up to 1; it is at least 0, and without it
+    A is the average over groups of n. ν makes probabilities add up to 1; it is at least 0, and without it
     the end would be π ∝ μ exp(A/β).
     """
     A_XY = (1 - 1 / s.n) * s.centered(s.reward)
@@ -285,7 +285,7 @@ def _lambert(s: Situation) -> Tensor:
 
 
 def _log_ratio(A_XY: Tensor, beta: float, nu_X1: Tensor) -> Tensor:
-    """[X,Y] x with β x + ν e^x = A, by Newton's method from above, where it can't miss."""
+    """[X,Y] x with β x + ν e^x = A, by Newton's method from above, where it converges."""
     x_XY = A_XY / beta
     for _ in range(100):
         rise_XY = nu_X1 * x_XY.exp()

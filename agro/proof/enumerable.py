@@ -1,7 +1,7 @@
 """A policy small enough to enumerate: every expectation over its responses is a finite sum, in float64.
 
-It has what `agro.train.step.backward` asks of a policy, so what is proved of it goes through the objectives
-and the step that train, not through a copy of their formulas.
+It has the interface that `agro.train.step.backward` needs, so proofs use the objectives and the step that
+train, not a copy of their formulas.
 
 Axes besides those of `agro.types`: X prompts, Y responses to a prompt, C contexts (prefixes of responses).
 """
@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from agro.objectives.needs import PROPOSAL, PROPOSAL_MEAN, Stream
 from agro.types import Batch
 
-END = 0  # the token that ends a response where lengths differ
+END = 0  # the token that ends a response if lengths differ
 
 
 @dataclass(frozen=True)
 class Space:
     """All responses of up to `length` tokens out of `vocabulary`; with `early_end` token 0 ends one, else all
-    are full.
+    have full length.
 
-    The tokens at the places `observed` aren't the policy's: a tool wrote them.
+    The tokens at the positions `observed` were written by a tool, not by the policy.
     """
 
     vocabulary: int = 3
@@ -66,11 +66,11 @@ class Space:
         return (torch.arange(self.length)[None] < self.lengths[:, None]) & is_chosen
 
     def find(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """[B,T'], [B] -> [B] the numbers of these responses; what stands beyond their lengths isn't read."""
+        """[B,T'], [B] -> [B] the numbers of these responses; tokens beyond their lengths aren't read."""
         return self._number[self._code(tokens[:, : self.length], lengths)]
 
     def _code(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """A response as a number in base V + 1, whose digit 0 is no token."""
+        """A response as a number in base V + 1, in which digit 0 means no token."""
         position = torch.arange(tokens.shape[1])
         digits = torch.where(position < lengths[:, None], tokens + 1, 0)
         return (digits * (self.vocabulary + 1) ** position).sum(1)
@@ -84,11 +84,11 @@ class Space:
     def places(self) -> Tensor:
         """[Y,T] the context in which each token is chosen; 0 beyond the length."""
         number = {c: i for i, c in enumerate(self.contexts)}
-        places = torch.zeros(len(self.responses), self.length, dtype=torch.long)
+        index = torch.zeros(len(self.responses), self.length, dtype=torch.long)
         for i, y in enumerate(self.responses):
             for t in range(len(y)):
-                places[i, t] = number[y[:t]]
-        return places
+                index[i, t] = number[y[:t]]
+        return index
 
 
 class Table(nn.Module):
@@ -104,18 +104,18 @@ class Table(nn.Module):
 
 
 class FollowedPolicy(nn.Module):
-    """Logits [X,C,V] of `table`; of the prompts `is_own` [X] those that `policy` has now."""
+    """Logits [X,C,V]: those of `policy` at the prompts where `follows` [X] is set, else those of `table`."""
 
-    def __init__(self, table: nn.Module, policy: nn.Module, is_own: Tensor) -> None:
+    def __init__(self, table: nn.Module, policy: nn.Module, follows: Tensor) -> None:
         super().__init__()
-        self.table, self.policy, self.is_own = table, policy, is_own
+        self.table, self.policy, self.follows = table, policy, follows
 
     def forward(self) -> Tensor:
-        return torch.where(self.is_own[:, None, None], self.policy(), self.table())
+        return torch.where(self.follows[:, None, None], self.policy(), self.table())
 
 
 class Network(nn.Module):
-    """Logits [X,C,V] of two layers that prompts and contexts share."""
+    """Logits [X,C,V] from two layers that prompts and contexts share."""
 
     def __init__(self, space: Space, scale: float, generator: torch.Generator, hidden: int = 6) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Network(nn.Module):
 
 
 class TabularValues(nn.Module):
-    """A value of each context [X,C]; that of a row is the one where its first token is chosen."""
+    """A value per context [X,C]; a row has that of the context of its first token."""
 
     def __init__(self, space: Space, scale: float, generator: torch.Generator) -> None:
         super().__init__()
@@ -145,15 +145,15 @@ class TabularValues(nn.Module):
 
 
 class Enumerable:
-    """A policy over `space`: what the step needs (`streams`, `model`, `device`, `weights`), and exact
-    expectations.
+    """A policy over `space` with the step's interface (`streams`, `model`, `device`, `weights`), and with
+    exact expectations.
 
     The rows of the step are [prompt number, tokens…]: the first column is the prompt.
     """
 
     device = torch.device("cpu")
     adapter = None
-    packs = False  # a prompt has no common beginning to compute once
+    packs = False  # prompts share no prefix to compute once
 
     def __init__(self, space: Space, model: nn.Module, value: TabularValues) -> None:
         self.space, self.model, self.value = space, model, value
@@ -170,28 +170,28 @@ class Enumerable:
 
     @classmethod
     def joined(cls, tables: Sequence[Enumerable]) -> Enumerable:
-        """Tables over spaces that differ in their prompts alone, as one over all their prompts; a copy."""
+        """Copy tables over spaces that differ only in their prompts into one over all prompts."""
         spaces = [t.space for t in tables]
         policy = cls.table(replace(spaces[0], prompts=sum(s.prompts for s in spaces)))
         with torch.no_grad():
             policy.weights()["logits"].copy_(torch.cat([t.weights()["logits"] for t in tables]))
         return policy
 
-    def following(self, policy: Enumerable, is_own: Tensor) -> Enumerable:
-        """A behavior that is `policy` as it is trained at the prompts `is_own` [X], else this one."""
-        return Enumerable(self.space, FollowedPolicy(self.model, policy.model, is_own), self.value)
+    def following(self, policy: Enumerable, follows: Tensor) -> Enumerable:
+        """This behavior, but the current `policy` at the prompts where `follows` [X] is set."""
+        return Enumerable(self.space, FollowedPolicy(self.model, policy.model, follows), self.value)
 
     @property
     def follows(self) -> bool:
-        """Whether it moves with a policy that is trained."""
+        """Whether it follows a policy that is being trained."""
         return isinstance(self.model, FollowedPolicy)
 
     def weights(self) -> dict[str, Tensor]:
-        """Of the policy, without those of its value."""
+        """The policy's weights, without those of its value."""
         return dict(self.model.named_parameters())
 
     def parameters(self) -> list[Tensor]:
-        """All: the policy's first, then its value's."""
+        """All parameters: the policy's first, then its value's."""
         return [*self.model.parameters(), *self.value.parameters()]
 
     def zero_grad(self) -> None:
@@ -224,7 +224,7 @@ class Enumerable:
         return total
 
     def proposal(self, need: Stream) -> Tensor:
-        """[X,C,V] q ∝ π^(1/κ), or the shares of the tokens that `need` draws from it; without gradient."""
+        """[X,C,V] q ∝ π^(1/κ), or the frequencies of `need.draws` samples of it; without gradient."""
         q = (self.logp_next().detach() / need.temperature).softmax(-1)
         if not need.draws:
             return q
@@ -241,7 +241,7 @@ class Enumerable:
         reference: Enumerable | None = None,
         kept: None = None,
     ) -> dict[str, Tensor]:
-        """As `agro.models.policy.Policy.streams`, over the vocabulary alone."""
+        """Like `agro.models.policy.Policy.streams`, without kept sets."""
         Y = len(self.space.responses)
         prompt, response = tokens[:, 0], self.space.find(tokens[:, 1:], lengths - 1)
         tables = {k: v for k, v in self._streams(want, reference).items() if k in want}
@@ -253,8 +253,8 @@ class Enumerable:
             streams[k] = torch.where(mask, value, math.nan)
         if "value" in want:
             start = mask.int().argmax(1) - 1  # the first column is the prompt
-            places = self.space.places[response, start]
-            streams["value"] = self.value.prefix[prompt, places]
+            context = self.space.places[response, start]
+            streams["value"] = self.value.prefix[prompt, context]
         return streams
 
     def streams_of(self, batch: Batch, want: Collection[str], reference: Enumerable) -> dict[str, Tensor]:
@@ -264,7 +264,7 @@ class Enumerable:
         return self.streams(batch.tokens, batch.lengths, batch.mask, want, reference)
 
     def _streams(self, want: Collection[str], reference: Enumerable | None) -> dict[str, Tensor]:
-        """[X,Y,T] of the tokens of all responses; beyond their lengths, anything."""
+        """[X,Y,T] the streams of all responses; any values beyond their lengths."""
         logp, places = self.logp_next(), self.space.places
         streams = {"logp": logp[:, places, self.space.tokens]}
         if "entropy" in want:
@@ -276,9 +276,9 @@ class Enumerable:
             streams["kl"] = self.kl_tokens(reference)
         if {"ref_mean", "ref_square"} & set(want):
             assert reference is not None
-            other = reference.logp_next().detach()
-            streams["ref_mean"] = (other.exp() * (logp - other)).sum(-1)[:, places]
-            streams["ref_square"] = (other.exp() * (logp - other).square()).sum(-1)[:, places] / 2
+            ref = reference.logp_next().detach()
+            streams["ref_mean"] = (ref.exp() * (logp - ref)).sum(-1)[:, places]
+            streams["ref_square"] = (ref.exp() * (logp - ref).square()).sum(-1)[:, places] / 2
         for need in want:
             if not isinstance(need, Stream):
                 continue
@@ -308,7 +308,7 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 
 
 def multisets(responses: int, n: int) -> tuple[Tensor, Tensor]:
-    """All groups of n responses up to order: [G,n] numbers, and [G] in how many orders each comes."""
+    """All groups of n responses up to order: [G,n] response numbers, and [G] the number of orders of each."""
     groups = list(itertools.combinations_with_replacement(range(responses), n))
-    equal = [math.prod(map(math.factorial, Counter(g).values())) for g in groups]  # orders of equal ones
+    equal = [math.prod(map(math.factorial, Counter(g).values())) for g in groups]  # orders of equal responses
     return torch.tensor(groups), math.factorial(n) / torch.tensor(equal, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Groups of n responses, all or drawn, and expected gradients, by the objectives and the step that train."""
+"""All groups of n responses, and expected gradients by the objectives and the step that train."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from agro.proof.enumerable import Enumerable, multisets
 from agro.train.step import MicroBatch, Passes, backward
 from agro.types import Batch
 
-VOTES = (3.0, 1.0)  # of each judged pair, for the winner and for the loser
+VOTES = (3.0, 1.0)  # in each judged pair, for the winner and the loser
 PER_TOKEN = ("ref_logp", "behavior_logp", "old_logp", "old_value")
 
 
 @dataclass(frozen=True, eq=False)
 class Expert:
-    """Who adds one response to each group, and its reward [X,Y]; `hinted`: the policy with a hint."""
+    """A policy that adds one response to each group, and its rewards [X,Y]; `hinted`: by a hint."""
 
     policy: Enumerable
     reward: Tensor
@@ -31,11 +31,11 @@ class Expert:
 
 @dataclass(frozen=True, eq=False)
 class DataDistribution:
-    """Where groups come from: outcomes with their rewards and probabilities; an outcome is a response, or one
-    with a noise.
+    """The distribution of groups: outcomes with rewards and probabilities. An outcome is a response, or a
+    response with noise in its reward.
 
-    O outcomes; without noise they are the Y responses. `judged`: the first two of a group are a pair, and the
-    first is the better one with probability σ(r_1 − r_2) (Bradley–Terry).
+    There are O outcomes; without noise they are the Y responses. `judged`: the first two of a group are a
+    pair, and the first is better with probability σ(r_1 − r_2) (Bradley–Terry).
     """
 
     behavior: Enumerable
@@ -44,10 +44,10 @@ class DataDistribution:
     noise: Tensor | None = None  # [X,O] probability of the outcome given its response; None: 1
     staleness: float = 0.0  # optimizer steps; NaN: unknown
     judged: bool = False
-    stored_value: Tensor | None = None  # [X] V* of the prompts, where it was estimated before
+    stored_value: Tensor | None = None  # [X] V* of the prompts, if it was estimated earlier
     old: Enumerable | None = None  # the policy when the batch was drawn; None: the behavior
-    expert: Expert | None = None  # who adds one response to each group
-    spread: bool = False  # whether only groups of unequal rewards come (data.spread)
+    expert: Expert | None = None  # which adds one response to each group
+    spread: bool = False  # whether groups of equal rewards are dropped (data.spread)
 
     @property
     def behavior_responses(self) -> Tensor:
@@ -56,13 +56,13 @@ class DataDistribution:
 
     @property
     def outcomes(self) -> Tensor:
-        """[O] the responses of all outcomes; those of an expert are the last Y of them."""
+        """[O] the responses of all outcomes; the last Y are those of an expert."""
         if self.expert is None:
             return self.behavior_responses
         return torch.cat([self.behavior_responses, torch.arange(len(self.behavior.space.responses))])
 
     def probability(self) -> Tensor:
-        """[X,O] current probabilities: the behavior may be the policy that is trained."""
+        """[X,O] current probabilities: the behavior may be the policy in training."""
         p = self._of_outcomes(self.behavior)
         return p if self.expert is None else torch.cat([p, self.expert.policy.logp().detach().exp()], 1)
 
@@ -72,7 +72,7 @@ class DataDistribution:
         return self.reward if self.expert is None else torch.cat([self.reward, self.expert.reward], 1)
 
     def quantile(self, reference: Enumerable) -> Tensor:
-        """[X,O] the probability of samples of the reference whose reward isn't above an outcome's."""
+        """[X,O] the probability that the reference's reward isn't above an outcome's."""
         above = self.reward[:, None, :] > self.rewards[:, :, None]
         return 1 - (self._of_outcomes(reference)[:, None, :] * above).sum(-1)
 
@@ -82,7 +82,7 @@ class DataDistribution:
         return p if self.noise is None else p * self.noise
 
     def behavior_logp(self, prompt: Tensor, outcome: Tensor) -> Tensor:
-        """[B,T] as it is recorded: NaN where an expert wrote the response, unless it is a hinted one."""
+        """[B,T] as recorded: NaN if an expert wrote the response, unless it is a hinted one."""
         logp = _shifted(self.behavior, prompt, self.outcomes[outcome])
         if self.expert is None:
             return logp
@@ -93,9 +93,9 @@ class DataDistribution:
 
 @dataclass(frozen=True, eq=False)
 class AllGroups:
-    """Every group of outcomes of every prompt, of each of the sizes, which are equally probable.
+    """All groups of outcomes of every prompt, for each of the equally probable sizes.
 
-    Each comes once whatever its order; judged ones in every order, the winner first and the loser second.
+    Each group occurs once, in any order; judged ones in every order, the winner first and the loser second.
     """
 
     data: DataDistribution
@@ -104,8 +104,8 @@ class AllGroups:
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of one prompt: [M] the outcomes of all groups, [M] the group of each, [G] in how many orders a
-        group comes."""
+        """For one prompt: [M] the outcomes of all groups, [M] the group of each, and [G] the number of orders
+        of a group."""
         sampled, parts = self.data.reward.shape[1], []
         experts = torch.arange(sampled, len(self.data.outcomes))
         for n in self.sizes:
@@ -114,7 +114,7 @@ class AllGroups:
                 orders = torch.ones(len(groups), dtype=torch.float64)
             else:
                 groups, orders = multisets(sampled, n)
-            if len(experts):  # each group with each response of the expert behind it
+            if len(experts):  # each group, followed by each response of the expert
                 added = experts.repeat(len(groups))[:, None]
                 groups = torch.cat([groups.repeat_interleave(len(experts), 0), added], 1)
                 orders = orders.repeat_interleave(len(experts))
@@ -136,7 +136,7 @@ class AllGroups:
 
     @cached_property
     def batch(self) -> Batch:
-        """Group g of prompt x weighs as much as it is probable; so means over groups are expectations."""
+        """Each group's weight is its probability, so means over groups are expectations."""
         prompt, outcome = self._rows
         X, (_, group, orders) = self.data.behavior.space.prompts, self.groups
         number_X1 = torch.arange(X)[:, None]
@@ -151,21 +151,21 @@ class AllGroups:
             **judgments,
             **columns(self.data, self.reference, prompt, outcome),
         )
-        return batch if self._comes is None else batch.rows(self._comes)
+        return batch if self._possible is None else batch.rows(self._possible)
 
     def next_batch(self) -> Batch:
-        """The batch with current probabilities, where the behavior has changed, and its support hasn't."""
+        """The batch with current probabilities, after the behavior has changed, but not its support."""
         behavior_logp = self.data.behavior_logp(*self._rows)
         changed = {"weight": self._weight(), "behavior_logp": behavior_logp}
         if self.data.old is None:
             changed["old_logp"] = behavior_logp
-        if self._comes is not None:
-            changed = {name: value[self._comes] for name, value in changed.items()}
+        if self._possible is not None:
+            changed = {name: value[self._possible] for name, value in changed.items()}
         return self.batch.replace(**changed)
 
     @property
     def response(self) -> Tensor:
-        """[B] the response of each row, where all groups have some probability."""
+        """[B] the response of each row, if all groups have some probability."""
         return self.data.outcomes[self._rows[1]]
 
     @cached_property
@@ -175,13 +175,13 @@ class AllGroups:
         return torch.arange(X).repeat_interleave(len(outcome)), outcome.repeat(X)
 
     @cached_property
-    def _comes(self) -> Tensor | None:
+    def _possible(self) -> Tensor | None:
         """[B] the rows of groups with some probability; None: all."""
         weight = self._weight()
         return None if weight.all() else weight.nonzero()[:, 0]
 
     def _weight(self) -> Tensor:
-        """How probable the group of each row is now."""
+        """[B] the current probability of each row's group."""
         outcome, group, orders = self.groups
         p_XM = self.data.probability()[:, outcome]
         weight_XG = orders.repeat(len(p_XM), 1).scatter_reduce(1, group.expand_as(p_XM), p_XM, "prod")
@@ -191,16 +191,16 @@ class AllGroups:
             weight_XG[:, group[winner]] *= gap.sigmoid()
         if self.data.spread:
             reward_XM, index_XM = self.data.rewards[:, outcome], group.expand_as(p_XM)
-            largest, least = (
+            largest, smallest = (
                 torch.zeros_like(weight_XG).scatter_reduce(1, index_XM, reward_XM, kind, include_self=False)
                 for kind in ("amax", "amin")
             )
-            weight_XG = weight_XG * (largest > least)
+            weight_XG = weight_XG * (largest > smallest)
         return weight_XG[:, group].flatten()
 
 
 def in_two_rows(batch: Batch) -> Batch:
-    """Each response of several tokens as an episode of two rows: of its first token, and of the others."""
+    """Split each response of several tokens into two rows: its first token, and the others."""
     index = torch.arange(len(batch.mask)).repeat_interleave(2)
     is_first = torch.arange(batch.mask.shape[1]) == 1  # after the prompt
     takes_first = torch.arange(len(index)) % 2 == 0
@@ -215,7 +215,7 @@ def in_two_rows(batch: Batch) -> Batch:
 
 
 def meaning_of(outcome: Tensor) -> Tensor:
-    """The number of a response's meaning: the first two responses are two spellings of one, and so on."""
+    """The number of a response's meaning: responses 0 and 1 share one, 2 and 3 the next, and so on."""
     return outcome // 2
 
 
@@ -242,9 +242,9 @@ def columns(data: DataDistribution, reference: Enumerable, prompt: Tensor, outco
         extra["stored_value"] = data.stored_value[prompt]
         extra["stored_quantile"] = data.quantile(reference)[prompt, outcome]
     extra["hinted"] = torch.tensor(from_expert, dtype=torch.float64) * hinted
-    # The behavior policy's values of what comes before each token; index 0 is the prompt's
+    # The behavior policy's values of the prefix before each token
     values_XYT = data.behavior.value.prefix.detach()[:, data.behavior.space.places]
-    known = torch.where(data.behavior.space.mask, values_XYT, math.nan)
+    values_XYT = torch.where(data.behavior.space.mask, values_XYT, math.nan)
     return {
         "mask": torch.cat([no_mask, space.mask[response]], 1),
         "reward": data.rewards[prompt, outcome],
@@ -252,7 +252,7 @@ def columns(data: DataDistribution, reference: Enumerable, prompt: Tensor, outco
         "ref_logp": _shifted(reference, prompt, response),
         "behavior_logp": behavior_logp,
         "old_logp": old_logp,
-        "old_value": torch.nn.functional.pad(known, (1, 0), value=math.nan)[prompt, response],
+        "old_value": torch.nn.functional.pad(values_XYT, (1, 0), value=math.nan)[prompt, response],
         "tokens": torch.cat([prompt[:, None], space.tokens[response]], 1),
         "lengths": space.lengths[response] + 1,
         "extra": extra,
@@ -278,7 +278,7 @@ def gradient(
     options: Mapping[str, Any],
     size: int | None = None,
 ) -> Tensor:
-    """[W] the step's gradient of `name` over `batch`, for all parameters; `size`: of its micro-batches."""
+    """[W] the step's gradient of objective `name` over `batch`; `size`: of its micro-batches."""
     resolved = get(name).resolve(name, options)
     backward(policy, batch, name, resolved, Passes(MicroBatch(size)), reference)  # type: ignore[arg-type]
     return torch.cat(

@@ -1,13 +1,13 @@
-"""The expected gradients that sources claim, as formulas that are written apart from the objectives.
+"""The expected gradients that sources claim, as formulas that are independent of the objectives' code.
 
 A claim is a scalar whose gradient in the policy's weights is the expected gradient. It is a formula over all
-responses of the exact distributions, with no groups and no estimators in it.
+responses of the exact distributions, without groups or estimators.
 
 Letters: π the policy, μ the behavior policy, f the reference; p [X,Y] = μ(y), l [X,Y] = log π(y),
 d = l − log f(y).
 
 Formulas of advantages are expectations over all ordered groups. A is the advantage of a group's first
-response, which by symmetry stands for all.
+response, which by symmetry represents all.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ EPS = 1e-6  # in the denominator of GRPO's standardized advantage
 
 @dataclass(frozen=True)
 class Situation:
-    """One policy, its reference and the behavior policy, rewards [X,Y], β, the size n of groups, and whether
-    a response of several tokens is an episode of two rows: of its first token, and of the others."""
+    """A policy, its reference and the behavior policy, rewards [X,Y], β, the size n of groups, and whether a
+    response of several tokens is an episode of two rows: its first token, and the others."""
 
     policy: Enumerable
     reference: Enumerable
@@ -40,11 +40,11 @@ class Situation:
     n: int
     two_rows: bool = False
     old: Enumerable | None = None  # the policy when the batch was drawn; None: the behavior
-    expert: Enumerable | None = None  # who writes one response more in each group
+    expert: Enumerable | None = None  # writes one more response in each group
 
     @property
     def p(self) -> Tensor:
-        """[X,Y] μ(y), which doesn't move."""
+        """[X,Y] μ(y), without gradient."""
         return self.behavior.logp().detach().exp()
 
     @property
@@ -59,7 +59,7 @@ class Situation:
 
     @property
     def e_tokens(self) -> Tensor:
-        """[X,Y,T] log π/μ of each token; 0 for what is never sampled, which has no ratio."""
+        """[X,Y,T] log π/μ of each token; 0 for responses that are never sampled, which have no ratio."""
         return self._ratio_to(self.behavior)
 
     @property
@@ -112,7 +112,7 @@ class Situation:
 
     @property
     def value(self) -> Tensor:
-        """[X,Y] the learned value of each response: the mean of those at which its rows begin."""
+        """[X,Y] the learned value of each response: the mean over the contexts at which its rows start."""
         space, prefix_XC = self.policy.space, self.policy.value.prefix
         first_XY = prefix_XC[:, space.places[:, 0]]
         if not self.two_rows:
@@ -131,7 +131,7 @@ def half_variance(s: Situation) -> Tensor:
 
 
 def half_variance_of_means(s: Situation) -> Tensor:
-    """The same with the mean of a response's token log-ratios for their sum, divided by β."""
+    """The same with the mean of a response's token log-ratios instead of their sum, divided by β."""
     return 0.5 * s.mean(s.centered(s.reward - s.beta * s.d / s.policy.space.lengths).square()) / s.beta
 
 
@@ -148,7 +148,7 @@ class _Weighted(Enumerable):
 
 @dataclass(frozen=True)
 class CorrectionWeight:
-    """A correction weight of the gradient, as the options of `agro.objectives.ingredients` say it."""
+    """A correction weight of the gradient, with the options of `agro.objectives.ingredients`."""
 
     weight: Literal["reference", "behavior", "mismatch"] = "reference"
     maximum: float | None = 1.0
@@ -175,7 +175,7 @@ class CorrectionWeight:
 
 
 def half_variance_on_policy(s: Situation) -> Tensor:
-    """The same with μ = π, through which the gradient flows too."""
+    """The same with μ = π, with the gradient through both."""
     p, R = s.policy.logp().exp(), s.R
     return 0.5 * (p * (R - (p * R).sum(1, keepdim=True)).square()).sum(1).mean()
 
@@ -192,8 +192,8 @@ def half_variance_to_behavior(s: Situation) -> Tensor:
 
 
 def baseline_for_squares(s: Situation) -> Tensor:
-    """On-policy AGRO with v_i − v̄_{-i} for v_i = ½ (R_i − R̄_{-i})²: of the likelihood-ratio part ½ E_π[(R − E
-    R)² ∇log π] a share of 1 − 1/(n−1)² is left, since R_i stands in the others' means too."""
+    """On-policy AGRO with v_i − v̄_{-i} for v_i = ½ (R_i − R̄_{-i})²: a share of 1 − 1/(n−1)² remains of the
+    likelihood-ratio part ½ E_π[(R − E R)² ∇log π], since R_i is in the others' means too."""
     R = s.R.detach()
     likelihood_ratio = 0.5 * s.mean(s.centered(R).square() * s.policy.logp())
     return half_variance(s) + (1 - (s.n - 1) ** -2) * likelihood_ratio
@@ -231,12 +231,12 @@ def square_of_quantile(s: Situation) -> Tensor:
 
 
 def half_square_with_value(s: Situation) -> Tensor:
-    """½ E_μ (r − βd − V)²; the part that goes to the policy is divided by β (DRO)."""
+    """½ E_μ (r − βd − V)²; the policy's part of the gradient is divided by β (DRO)."""
     return 0.5 * s.mean((s.reward - s.beta * sloped(s.d, 1 / s.beta) - s.value).square())
 
 
 def sloped(x: Tensor, slope: float | Tensor) -> Tensor:
-    """x, whose derivative counts `slope` times."""
+    """x, with its derivative times `slope`."""
     return slope * x + (1 - slope) * x.detach()
 
 
@@ -273,7 +273,7 @@ def square_to_reward(s: Situation, ratio_XY: Tensor) -> Tensor:
 
 
 def squared_norm(s: Situation) -> Tensor:
-    """[X,Y] Σ_t (1 − π_t)², which stands for |∇log π|²."""
+    """[X,Y] Σ_t (1 − π_t)², which approximates |∇log π|²."""
     left_XYT = torch.where(s.policy.space.mask, 1.0 - s.policy.logp_tokens().detach().exp(), 0.0)
     return left_XYT.square().sum(2)
 
@@ -284,7 +284,7 @@ def optimal_baseline(
     """−n/(n−1) E w_1 (R_1 − b) log π(y_1), b = Σ w g R / Σ w g over the group, g = Σ_t (1 − π_t)².
 
     w = min(maximum, (π/f)^power), or 1 without `maximum`; with `normalize` the ratios of a group are divided
-    by the largest one where all are below 1.
+    by the largest if all are below 1.
     """
     R_XKn = s.R.detach()[:, s.groups]
     w_XKn = torch.ones_like(R_XKn)
@@ -299,7 +299,7 @@ def optimal_baseline(
 
 
 def against_other_groups(s: Situation) -> Tensor:
-    """−E (R_1 − b) log π(y_1), b = Σ g R / Σ g over all groups but those of the same responses in any
+    """−E (R_1 − b) log π(y_1), b = Σ g R / Σ g over all groups except those of the same responses in any
     order."""
     R_XKn = s.R.detach()[:, s.groups]
     g_XKn = squared_norm(s)[:, s.groups]
@@ -311,11 +311,11 @@ def against_other_groups(s: Situation) -> Tensor:
     return -s.mean_groups((R_XKn[..., 0] - b_XK) * s.first_logp)
 
 
-Weight = Callable[[Tensor, Tensor], Tensor]  # of (w [X,K,T], A [X,K,1])
+Weight = Callable[[Tensor, Tensor], Tensor]  # takes (w [X,K,T], A [X,K,1])
 
 
 def advantage_of_first(s: Situation, kind: str) -> Tensor:
-    """[X,K] of the first response of each group, as `agro.objectives.advantage` names them."""
+    """[X,K] the advantage of the first response of each group; `kind`: see `agro.objectives.advantage`."""
     r_XKn = s.reward[:, s.groups]
     r_XK, mean_XK = r_XKn[..., 0], r_XKn.mean(-1)
     if kind == "reinforce_pp":
@@ -339,7 +339,7 @@ def advantage_of_first(s: Situation, kind: str) -> Tensor:
 
 
 def _by_part(s: Situation) -> Tensor:
-    """[X,K] the sum over the parts of rewards, with their weights, of r − r̄ over the standard deviation."""
+    """[X,K] Σ over the parts of a reward of their weight times (r − r̄)/(std + 1e-6)."""
     total_XK = torch.zeros_like(s.reward[:, s.groups[:, 0]])
     for part_XY, weight in zip(parts_of(s.reward).unbind(2), PART_WEIGHTS, strict=True):
         r_XKn = part_XY[:, s.groups]
@@ -357,15 +357,15 @@ def _over_all_tokens(s: Situation, v_XK: Tensor) -> Tensor:
 
 
 def _after_drops(r_XKn: Tensor) -> Tensor:
-    """[X,K] of groups of three: with two negatives one of them is dropped, each with probability ½."""
+    """[X,K] for groups of three: of two negatives one is dropped, each with probability ½."""
     below_XKn = r_XKn < r_XKn.mean(-1, keepdim=True) - 1e-12
     halves = []
     for dropped in itertools.combinations(range(3), 1):
-        left_XKn = torch.ones_like(r_XKn)
-        left_XKn[..., dropped] = 0.0
-        center_XK = (left_XKn * r_XKn).sum(-1) / 2
+        rest_XKn = torch.ones_like(r_XKn)
+        rest_XKn[..., dropped] = 0.0
+        center_XK = (rest_XKn * r_XKn).sum(-1) / 2
         chance_XK = 0.5 * below_XKn[..., dropped[0]]
-        halves.append(chance_XK * left_XKn[..., 0] * (r_XKn[..., 0] - center_XK))
+        halves.append(chance_XK * rest_XKn[..., 0] * (r_XKn[..., 0] - center_XK))
     plain_XK = r_XKn[..., 0] - r_XKn.mean(-1)
     return torch.where(below_XKn.sum(-1) == 2, torch.stack(halves).sum(0), plain_XK)
 
@@ -376,7 +376,7 @@ def summed(s: Situation, kind: str, shift: float = 0.0) -> Tensor:
 
 
 def weighed(s: Situation, kind: str, weight: Weight, factor: float = 1.0) -> Tensor:
-    """−E[Σ_t k_t A log π_t] over the mean number of tokens, k = `weight` without gradient."""
+    """−E[Σ_t k_t A log π_t] divided by the mean number of tokens, k = `weight` without gradient."""
     return -factor * s.mean_groups(gain(s, kind, weight)) / mean_tokens(s)
 
 
@@ -386,7 +386,7 @@ def in_responses(s: Situation, kind: str, weight: Weight) -> Tensor:
 
 
 def gain(s: Situation, kind: str, weight: Weight) -> Tensor:
-    """[X,K]"""
+    """[X,K] Σ_t k_t A log π_t of the first response of each group."""
     first_K = s.groups[:, 0]
     A_XK1 = advantage_of_first(s, kind)[..., None]
     k_XKT = weight(s.e_tokens.detach().exp()[:, first_K], A_XK1)
@@ -399,5 +399,5 @@ def mean_tokens(s: Situation) -> Tensor:
 
 
 def per_token(s: Situation, v_XYT: Tensor) -> Tensor:
-    """E_μ of the sum over tokens, over their mean number."""
+    """E_μ of the sum over tokens, divided by their mean number."""
     return s.mean(torch.where(s.policy.space.mask, v_XYT, 0.0).sum(2)) / mean_tokens(s)

@@ -1,4 +1,4 @@
-"""What measurements share, their rows, subjects and random problems; and the variance of gradients."""
+"""What measurements share: rows, subjects and random problems; and the variance of gradients."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from agro.types import Batch
 
 BETA = 0.3
 EXACT = 1e-12  # float64, sums of some hundred terms of order 1
-FAR = 1e-2  # nats: as far from the optimum as nobody would call it reached
+FAR = 1e-2  # nats: a distance at which the optimum clearly isn't reached
 SMALL, RAGGED = Space(3, 2, 2), Space(2, 3, 2, early_end=True)
 INSTANCES = Space(3, 2, 8)  # prompts of a table are independent: 8 random problems at once
-BEHAVIORS = ("policy", "reference", "uniform", "stale", "lacks support")  # that samples come from
+BEHAVIORS = ("policy", "reference", "uniform", "stale", "lacks support")  # policies that generate samples
 
 
 @dataclass(frozen=True)
 class ProofRow:
-    """One measurement. `bound`, `side` and `holds` are None where nothing is claimed."""
+    """One measurement. `bound`, `side` and `holds` are None if nothing is claimed."""
 
     objective: str
     property: str
@@ -59,42 +59,42 @@ class Subject:
 
     @property
     def behaviors(self) -> tuple[str, ...]:
-        """Those that it may learn from."""
+        """The behaviors whose samples it may learn from."""
         if "of_reference" in self.claims.needs:
             return ("reference",)
         return BEHAVIORS[:1] if "fresh" in self.claims.needs else BEHAVIORS
 
     @property
     def usual(self) -> str:
-        """Of these the one of single measurements."""
+        """The behavior of single measurements."""
         return "stale" if "stale" in self.behaviors else self.behaviors[0]
 
     def data(self, behavior: Enumerable, reward: Tensor, reference: Enumerable) -> DataDistribution:
-        """Groups of that behavior, with the V* that samples of the reference would have given."""
-        expert, added = self.expert(behavior.space), None
-        if expert is not None:
-            added = Expert(expert, reward, hinted=self.claims.expert == "hinted")
+        """Groups of that behavior, with the V* that samples of the reference would give."""
+        policy, expert = self.expert(behavior.space), None
+        if policy is not None:
+            expert = Expert(policy, reward, hinted=self.claims.expert == "hinted")
         return DataDistribution(
             behavior,
             reward,
             judged=self.claims.judged,
             stored_value=optimal_value(reference, reward, BETA),
             old=self.old(behavior.space),
-            expert=added,
+            expert=expert,
         )
 
     def expert(self, space: Space) -> Enumerable | None:
-        """Who adds one response to each group."""
+        """The policy that adds one response to each group."""
         return None if self.claims.expert == "none" else Enumerable.table(space, 6)
 
     def old(self, space: Space) -> Enumerable | None:
-        """The policy when the batch was drawn, where that isn't the behavior."""
+        """The policy when the batch was drawn, if it isn't the behavior."""
         return Enumerable.table(space, 5) if self.claims.drifted else None
 
     def batch(
         self, behavior: Enumerable, reward: Tensor, reference: Enumerable, *sizes: int, two_rows: bool = False
     ) -> Batch:
-        """All groups of these sizes; `two_rows`: of episodes of two rows."""
+        """All groups of these sizes; `two_rows`: as episodes of two rows."""
         batch = AllGroups(self.data(behavior, reward, reference), reference, sizes).batch
         return in_two_rows(batch) if two_rows else batch
 
@@ -106,7 +106,7 @@ class Subject:
         beta: float = BETA,
         size: int | None = None,
     ) -> Tensor:
-        """[W] the expected gradient over `batch`, by the step; `size`: of its micro-batches."""
+        """[W] the step's expected gradient over `batch`; `size`: of its micro-batches."""
         return gradient(policy, reference, batch, self.name, self.options(beta), size)
 
     def row(
@@ -118,7 +118,7 @@ class Subject:
         upper: float | None = None,
         lower: float | None = None,
     ) -> ProofRow:
-        """A measurement that may be `upper` at most, or `lower` at least, or is reported without a claim."""
+        """A measurement that must be at most `upper`, or at least `lower`, or has no claim."""
         full_setting = ", ".join(filter(None, (described(self.claims), setting)))
         if upper is not None:
             return ProofRow(self.name, property_, full_setting, value, upper, "at most", value <= upper)
@@ -127,7 +127,7 @@ class Subject:
         return ProofRow(self.name, property_, full_setting, value, None, None, None)
 
     def changes(self, claimed: bool, invariant: str, changed: str, setting: str, value: float) -> ProofRow:
-        """That something changes nothing, where that is claimed, or else matters."""
+        """The row of a change: that it changes nothing, if that is claimed, else that it matters."""
         if claimed:
             return self.row(invariant, setting, value, upper=EXACT)
         return self.row(changed, setting, value, lower=1e-4)
@@ -141,15 +141,15 @@ def described(claims: Claims) -> str:
 def problem(
     space: Space, kind: str = "table"
 ) -> tuple[Enumerable, Enumerable, dict[str, Enumerable], Tensor]:
-    """A policy, its reference, behaviors, rewards [X,Y] in 0 … 1; all but the uniform one drawn at random.
+    """A policy, its reference, behaviors, rewards [X,Y] in 0 … 1; all random, except for the uniform one.
 
-    The same ones at each call: they aren't to be trained.
+    Each call returns the same objects: don't train them.
     """
     make = Enumerable.table if kind == "table" else Enumerable.network
     reference = make(space, 2)
     policy = make(space, 1)
     unsupported = Enumerable.table(space, 4)
-    with torch.no_grad():  # the last token is never the first one
+    with torch.no_grad():  # the last token of the vocabulary never comes first
         unsupported.weights()["logits"][:, 0, -1] = -math.inf
     policies = (policy, reference, Enumerable.table(space, 0, 0.0), make(space, 3), unsupported)
     generator = torch.Generator().manual_seed(7)
@@ -159,15 +159,15 @@ def problem(
 
 
 def derivative(value: Tensor, policy: Enumerable) -> Tensor:
-    """[W] with respect to all parameters."""
+    """[W] the derivative with respect to all parameters."""
     parameters = policy.parameters()
     grads = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
     return torch.cat([grad.flatten() for grad in grads])
 
 
 def variances(subject: Subject) -> Iterator[ProofRow]:
-    """Trace of the covariance of one group's gradient in the logits of a table over its squared mean,
-    against n."""
+    """The trace of the covariance of a group's gradient in a table's logits, divided by its squared mean, for
+    each n."""
     if not {"groups", "triples"} & set(subject.claims.needs) or "policy" not in subject.behaviors:
         return
     policy, reference, _, reward = problem(Space(3, 2, 1))
@@ -184,8 +184,8 @@ def variances(subject: Subject) -> Iterator[ProofRow]:
 
 
 def estimates(subject: Subject) -> Iterator[ProofRow]:
-    """The three estimates of the regularizer's gradient alone (r = 0, β = 1), and of on-policy AGRO with
-    its squared part."""
+    """The variance of three estimates: of the regularizer's gradient alone (r = 0, β = 1), or of on-policy
+    AGRO with its squared part."""
     if subject.claims.estimates is None:
         return
     option, length = subject.claims.estimates
@@ -193,8 +193,8 @@ def estimates(subject: Subject) -> Iterator[ProofRow]:
     logits = f"logits of π [{_listed(policy)}], of π_ref [{_listed(reference)}]"
     previous = math.inf
     for kind in ("sequence", "triangular", "local"):
-        other = Subject(subject.name, replace(subject.claims, options={"beta": 1.0, option: kind}))
-        value, _ = _variance(other, policy, reference, torch.zeros_like(reward), 2)
+        estimate = Subject(subject.name, replace(subject.claims, options={"beta": 1.0, option: kind}))
+        value, _ = _variance(estimate, policy, reference, torch.zeros_like(reward), 2)
         setting = f"{option}={kind}, on-policy, n=2, {logits}"
         title = "variance of the regularizer's estimate, below the one before"
         if previous == math.inf:
@@ -212,10 +212,10 @@ def _listed(table: Enumerable) -> str:
 def _variance(
     subject: Subject, policy: Enumerable, reference: Enumerable, reward: Tensor, n: int
 ) -> tuple[float, float]:
-    """Trace of the covariance of a group's gradient, and its squared mean."""
+    """The trace of the covariance of a group's gradient, and its squared mean."""
     groups = AllGroups(subject.data(policy, reward, reference), reference, (n,))
     batch, space = groups.batch, policy.space
-    alone = batch.replace(weight=torch.ones_like(batch.weight))  # each group's gradient is 1/G of its own
+    alone = batch.replace(weight=torch.ones_like(batch.weight))  # scales each group's gradient by 1/G
     resolved = subject.entry.resolve(subject.name, subject.options())
     want = wanted_streams(subject.entry.needs(resolved))
     live = policy.streams_of(batch, want, reference)

@@ -1,4 +1,4 @@
-"""A passport: what is measured of an objective on enumerable policies, against what its source claims."""
+"""A passport: measurements of an objective on enumerable policies, against the claims of its source."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from agro.types import Batch
 
 
 def passport(name: str) -> Iterator[ProofRow]:
-    """All rows of an objective, claim by claim."""
+    """Yield all rows of an objective, claim by claim."""
     measurements: tuple[Callable[[Subject], Iterator[ProofRow]], ...] = (
         *(expectations, episodes, bias, invariances, limits, variances, estimates, noise, tools),
         *(ends, own_ends, needs),
@@ -50,9 +50,9 @@ def passport(name: str) -> Iterator[ProofRow]:
 
 
 def expectations(subject: Subject) -> Iterator[ProofRow]:
-    """The expected gradient over all groups against the derivative of the claim, on- and off-policy.
+    """Compare the expected gradient over all groups with the claim's derivative, on- and off-policy.
 
-    Also over groups of several sizes, and of such of which the smaller ones are dropped.
+    Also over groups of several sizes, and with the smaller ones dropped.
     """
     claims = subject.claims
     for space, kind in ((SMALL, "table"), (SMALL, "network"), (RAGGED, "network")):
@@ -68,7 +68,7 @@ def expectations(subject: Subject) -> Iterator[ProofRow]:
 
 
 def episodes(subject: Subject) -> Iterator[ProofRow]:
-    """The same of responses in two rows each, or that they are refused."""
+    """The same for responses in two rows each, or check that these are refused."""
     if subject.claims.episodes:
         for source in subject.behaviors[::3]:  # policy and stale
             sizes = subject.claims.n[-1:]
@@ -100,7 +100,7 @@ def _expectation(
 
 
 def _refuses(work: Callable[[], object]) -> bool:
-    """Before it computes: a gradient that isn't finite names nothing that is missing."""
+    """Whether the data are refused; a gradient that isn't finite is no such refusal."""
     try:
         work()
     except NotFinite:
@@ -111,7 +111,7 @@ def _refuses(work: Callable[[], object]) -> bool:
 
 
 def bias(subject: Subject) -> Iterator[ProofRow]:
-    """On-policy against the gradient of −E_π r + β KL(π ‖ f), as a share of its norm."""
+    """The on-policy distance to the gradient of −E_π r + β KL(π ‖ f), as a share of its norm."""
     if "policy" not in subject.behaviors:
         return
     policy, reference, _, reward = problem(SMALL, "network")
@@ -124,13 +124,13 @@ def bias(subject: Subject) -> Iterator[ProofRow]:
     if factor != 1:
         setting += f", divided by {factor:g}"
     got = subject.gradient(policy, reference, subject.batch(policy, reward, reference, n))
-    size = sum(w.numel() for w in policy.weights().values())  # the policy's, without the value's
+    size = sum(w.numel() for w in policy.weights().values())  # only the policy's weights, not the value's
     share = ((got / factor - exact)[:size].norm() / exact.norm()).item()
     yield subject.row("bias against the regularized policy gradient", setting, share, upper=bound)
 
 
 def invariances(subject: Subject) -> Iterator[ProofRow]:
-    """What may change without changing the gradient."""
+    """Changes of the data that don't change the gradient."""
     policy, reference, behaviors, reward = problem(RAGGED, "network")
     claims, n = subject.claims, subject.claims.n[0]
     behavior = behaviors[subject.usual]
@@ -154,7 +154,7 @@ def invariances(subject: Subject) -> Iterator[ProofRow]:
         title = "a shift of log π_ref per prompt"
         yield subject.changes(claims.reference_shift, title, f"{title} matters", f"n={n}", moved)
     order = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(0))
-    wider = {}  # with three more columns outside the mask, of NaN or the token 0
+    wider = {}  # three more columns outside the mask, of NaN or token 0
     for field, fill in (("mask", False), ("tokens", 0), *((name, math.nan) for name in PER_TOKEN)):
         value = getattr(batch, field)
         wider[field] = torch.cat([value, torch.full((len(value), 3), fill, dtype=value.dtype)], 1)
@@ -168,7 +168,7 @@ def invariances(subject: Subject) -> Iterator[ProofRow]:
 
 
 def limits(subject: Subject) -> Iterator[ProofRow]:
-    """β → 0 and β → ∞, where there is a claim: RLOO, and ∇½ Var[ρ]."""
+    """β → 0 and β → ∞, if claimed: RLOO, and ∇½ Var[ρ]."""
     if not subject.claims.limits:
         return
     policy, reference, behaviors, reward = problem(SMALL, "network")
@@ -185,8 +185,8 @@ def limits(subject: Subject) -> Iterator[ProofRow]:
 
 
 def noise(subject: Subject) -> Iterator[ProofRow]:
-    """Rewards that are 0.3 u lower with probability ¼ and 0.1 u higher with ¾: against their mean. u is a
-    response's own."""
+    """Compare rewards that are 0.3 u lower with probability ¼ and 0.1 u higher with ¾ to their mean. u
+    depends on the response."""
     if "reward" not in subject.claims.needs:
         return
     policy, reference, behaviors, reward = problem(SMALL, "network")
@@ -209,8 +209,8 @@ def noise(subject: Subject) -> Iterator[ProofRow]:
 
 
 def needs(subject: Subject) -> Iterator[ProofRow]:
-    """What it is claimed to need is refused, each withheld by itself; without all the rest nothing
-    changes."""
+    """Check that withholding any one of the claimed needs is refused, and that withholding all other needs
+    changes nothing."""
     policy, reference, behaviors, reward = problem(SMALL)
     claims, resolved = subject.claims, subject.entry.resolve(subject.name, subject.options())
     behavior = behaviors[subject.behaviors[0]]
@@ -230,10 +230,10 @@ def needs(subject: Subject) -> Iterator[ProofRow]:
     share = sum(refused) / len(refused) if refused else 1.0
     setting = ", ".join(claims.needs) or "nothing"
     yield subject.row("what it needs and doesn't get is refused", setting, share, lower=1.0)
-    # Groups have the least size that is claimed.
-    # Whose responses they are is said by the behavior's log-probs, which may be needed themselves.
-    changed = (GroupSize, OfReference)
-    unneeded = [n for n in NEEDS if n not in claims.needs and (n is PAIRS or not isinstance(n, changed))]
+    # Groups already have the smallest claimed size. Withholding whose responses they are changes the
+    # behavior's log-probs, which may be needed themselves.
+    excluded = (GroupSize, OfReference)
+    unneeded = [n for n in NEEDS if n not in claims.needs and (n is PAIRS or not isinstance(n, excluded))]
     try:
         enough = torch.equal(gradient(unneeded), gradient([]))
     except Refused:
@@ -242,12 +242,12 @@ def needs(subject: Subject) -> Iterator[ProofRow]:
 
 
 def measure(name: str) -> list[ProofRow]:
-    torch.set_num_threads(1)  # the tensors are small: a second thread would only wait for the first
+    torch.set_num_threads(1)  # the tensors are small: a second thread would only wait
     return list(passport(name))
 
 
 def prove(names: Sequence[str]) -> dict[str, list[ProofRow]]:
-    """The passport of each of `names`, in this order."""
+    """Measure the passport of each of `names`, in this order."""
     workers = min(len(names), cores())
     if workers == 1:
         return {name: measure(name) for name in names}

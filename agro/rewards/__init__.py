@@ -1,4 +1,4 @@
-"""Rewards: a number for a response, or the reason why there is none."""
+"""Rewards: a number for each response, or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ BUILTIN: dict[str, RewardMaker] = {
 
 
 def maker_of(name: str) -> RewardMaker | None:
-    """The built-in or installed reward of this name that takes options; None of a function."""
+    """The built-in or installed reward of this name that takes options; None for a function."""
     if name in BUILTIN:
         return BUILTIN[name]
     if plugins.is_reference(name) or plugins.unknown("rewards", name, tuple(BUILTIN)):
@@ -69,19 +69,19 @@ def maker_of(name: str) -> RewardMaker | None:
 def load_reward(
     config: config.RewardConfig, objects: Mapping[str, Callable[..., Any]] | None = None
 ) -> Reward:
-    """The reward that the configuration names, its processes started; `close` it after use.
+    """Load the configured reward and start its processes; `close` it after use.
 
     `objects`: functions by their names in the configuration, which are called in this process.
 
-    Raises `Refused` where there is no such reward or function, or where it has no such option.
+    Raises `Refused` if the reward, its function or an option doesn't exist.
     """
     with ExitStack() as opened:
 
-        def load(name: str, options: dict[str, Any], where: str = "") -> Reward:
+        def load(name: str, options: dict[str, Any], prefix: str = "") -> Reward:
             try:
                 return opened.enter_context(closing(_load(name, options, config, objects or {})))
             except Refused as error:
-                raise Refused(f"{where}{error}") from None
+                raise Refused(f"{prefix}{error}") from None
 
         reward: Reward
         if config.functions:
@@ -95,7 +95,7 @@ def load_reward(
             assert config.name is not None
             reward = load(config.name, config.options)
             if config.places and not isinstance(reward, FunctionReward):
-                raise Refused(f"reward.places is of functions, and {config.name} is none; leave it out")
+                raise Refused(f"reward.places is for functions, and {config.name} isn't one; remove it")
         if config.meaning is not None:
             reward = MeaningfulReward(reward, load(config.meaning, {}, "reward.meaning: "))
         opened.pop_all()
@@ -120,11 +120,11 @@ def _load(
 
 
 def check_name(name: str) -> None:
-    """Raise `Refused` where there is no such reward, or no such file of a function."""
+    """Raise `Refused` if there is no such reward, or no such file with a function."""
     if name.startswith(PREFIX):
         raise Refused(
-            f"reward.name: {name} was a function of the Python process that began the run, and can't be "
-            "imported. What to do: continue in Python, or write it into a file and give file.py:function"
+            f"reward.name: {name} was a function of the Python process that started the run, and can't be "
+            "imported. What to do: continue in Python, or write it to a file and name it as file.py:function"
         )
     if problem := plugins.unknown("rewards", name, tuple(BUILTIN)):
         raise Refused(f"reward.name: {problem}")

@@ -1,4 +1,4 @@
-"""Rewards that compare a response with the sample's answer, `exact`, `overlong`, and the options of
+"""Rewards that compare a response with the sample's answer, such as `exact`; `overlong`; and the options of
 `model`."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class AnswerReward:
     name: str
     scorer: Scorer
     expected: Callable[[str], str] = str
-    """The answer in the text of the answer column; raises `LookupError` where it has none."""
+    """Extracts the answer from the answer column; raises `LookupError` if it has none."""
     pool: Pool | None = None
     maximum: float | None = 1.0
 
@@ -34,7 +34,7 @@ class AnswerReward:
         return score_known(
             samples,
             lambda sample: self._answer_in(sample.meta),
-            lambda answered, expected: self.scorer([_said(s) for s in answered], expected),
+            lambda answered, expected: self.scorer([_answer_text(s) for s in answered], expected),
         )
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
@@ -59,8 +59,8 @@ class AnswerReward:
             self.pool.close()
 
 
-def _said(sample: Sample) -> str:
-    """The response without a thought that isn't closed: what stands there is no answer yet."""
+def _answer_text(sample: Sample) -> str:
+    """The response without an unclosed thought, which contains no answer yet."""
     return without_open_thought(sample.response) if sample.thought == "open" else sample.response
 
 
@@ -72,7 +72,7 @@ class ExactOptions(Section):
 
 
 def exact(options: ExactOptions, **_: Any) -> AnswerReward:
-    """1.0 where the response is the answer, else 0.0."""
+    """1.0 if the response equals the answer, else 0.0."""
 
     def form(text: str) -> str:
         if options.strip:
@@ -89,7 +89,7 @@ class OverlongReward(Reward):
     """0 for up to `max_tokens` − `buffer` tokens, then falling linearly to −1 at `max_tokens`, and −1 beyond
     (DAPO, arXiv 2503.14476, eq. 13).
 
-    The tokens are those that the policy chose. The reward of a sample without tokens is unknown.
+    It counts the tokens that the policy chose. The reward of a sample without tokens is unknown.
     """
 
     name = "overlong"
@@ -113,11 +113,11 @@ class OverlongOptions(Section):
     max_tokens: Count
     """as sampler.max_new"""
     buffer: Count
-    """the last tokens of these, over which the reward falls"""
+    """the last of these tokens, over which the reward falls"""
 
 
 def overlong(options: OverlongOptions, **_: Any) -> OverlongReward:
-    """A penalty of long responses."""
+    """A penalty for long responses."""
     if options.buffer > options.max_tokens:
         raise Refused(
             f"reward.options.buffer: expected at most max_tokens ({options.max_tokens}), got {options.buffer}"
@@ -131,11 +131,11 @@ class ModelOptions(Section):
     device: str = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     template: Literal["auto", "chat", "plain"] = "auto"
-    """of prompt and response: "chat": a conversation; "plain": one text after the other; "auto": as the
-    prompt is"""
+    """how prompt and response are joined: "chat": a conversation; "plain": their concatenation; "auto": by
+    the prompt's type"""
     label: str = ""
-    """of a classifier: the reward is its probability"""
+    """the label of a classifier whose probability is the reward"""
     max_length: Count = 2**20
     """tokens of prompt and response; a longer one has no reward"""
     batch: Count = 16
-    """sequences in one pass"""
+    """sequences per forward pass"""

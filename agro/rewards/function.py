@@ -1,24 +1,24 @@
-"""Any Python function as a reward, with the signature that TRL's or verl's trainers call.
+"""Python functions as rewards, with the signature that TRL's or verl's trainers call.
 
     def reward(prompts, completions, **columns) -> list[float | None]
 
 All arguments are passed by name, each a list with one value per response:
 - `prompts`: text, or messages; `completions`: text, or for messages [{"role": "assistant", "content": …}];
-- `completion_ids`: the response's tokens with the end token, None where they are unknown;
-- every column of the prompts file (the samples' `meta`), None where a sample has no value. agro's own entries
+- `completion_ids`: the response's tokens with the end token, None if they are unknown;
+- every column of the prompts file (the samples' `meta`), None if a sample has no value. agro's own entries
   (`RESERVED`) are not passed;
 - `ends`: "finished", "cut" or "unknown"; `thoughts`: "open" (it isn't closed) or "closed", None without one.
-  Only a function that names them gets them, and a column of the same name comes before them;
-- `reward.options` of the configuration. A function without `**columns` gets the arguments that it names. It
-may be `async`. It should score each response independently: which responses share a call is undefined, and a
-call that fails is repeated for each response.
+  Only a function that names them gets them, and a column of the same name has precedence;
+- `reward.options` of the configuration.
+A function without `**columns` gets the arguments that it names. It may be `async`. It should score each
+response independently: which responses share a call is undefined, and a failed call is repeated per response.
 
     def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
 
-A function that names `solution_str` and `ground_truth` is called as by verl: one call per response, all by
-name. `solution_str` is the response; `data_source` and `extra_info` are the columns of these names (default
-None and {}); `ground_truth` is that column, or `reward_model.ground_truth`, or `answer`. "score" of a dict
-is the reward. It may be `async`: a worker awaits all of its responses together.
+A function that names `solution_str` and `ground_truth` is called as verl does: once per response, with all
+arguments by name. `solution_str` is the response; `data_source` and `extra_info` are the columns of these
+names (default None and {}); `ground_truth` is that column, or `reward_model.ground_truth`, or `answer`. If it
+returns a dict, "score" is the reward. It may be `async`: a worker awaits all of its responses together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from agro.io.peers import did_you_mean
 from agro.io.worker import CALLS, OneValue, describe, explain, file_of
 from agro.rewards.protocol import Score, score_known
 from agro.rewards.shaping import TOKEN, TURN, steps, turn_ends
-from agro.rewards.workers import Caller, How, Outcome, Pool
+from agro.rewards.workers import Caller, Mode, Outcome, Pool
 from agro.types import Sample
 
 PASSED = ("prompts", "completions", "completion_ids")
@@ -51,33 +51,33 @@ RESERVED = frozenset(
 )
 
 
-PREFIX = "object:"  # of the names that configurations have for functions of this process
+PREFIX = "object:"  # in configurations, of functions in this process
 
 
 class Inline(Caller):
-    """As `agro.rewards.workers.Pool`, without processes: there is no time limit, and a crash ends the run."""
+    """Like `agro.rewards.workers.Pool` without processes: no time limit, and a crash ends the run."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self._function, self._options = function, dict(options)
         self.learn(describe(function))
 
-    def _begin(self, arguments: Mapping[str, Sequence[Any]], n: int, how: How) -> Future[list[Outcome]]:
-        called: Future[list[Outcome]] = Future()
+    def _begin(self, arguments: Mapping[str, Sequence[Any]], n: int, mode: Mode) -> Future[list[Outcome]]:
+        future: Future[list[Outcome]] = Future()
         try:
-            outcomes = outside_a_loop(CALLS[how], self._function, dict(arguments), self._options, n)
-            called.set_result([(value, error) for value, error in outcomes])
+            outcomes = outside_a_loop(CALLS[mode], self._function, dict(arguments), self._options, n)
+            future.set_result([(value, error) for value, error in outcomes])
         except OneValue as error:
             raise Refused(f"reward: the function {error}") from None
         except Exception as error:  # noqa: BLE001 any function may raise anything
-            called.set_result([(None, explain(error, file_of(self._function)))] * n)
-        return called
+            future.set_result([(None, explain(error, file_of(self._function)))] * n)
+        return future
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to release."""
 
 
 def outside_a_loop(function: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
-    """Call where an event loop can be started: a notebook's thread runs one already."""
+    """Call in a thread that can start an event loop: a notebook's thread already runs one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -90,14 +90,12 @@ class FunctionReward:
     """A function called in `workers` processes, with at most `timeout` seconds per response.
 
     `function` is module:function, file.py:function, the name of an installed one, or a function at the top
-    level of a module or file. With
-    `inline` it is any callable, and called in this process instead, without a time limit.
-    With `places` it returns a list for each response, see `reward.places`.
-    `maximum` is the function's own attribute of that name, where it declares the largest value that it gives.
-    Raises `Refused` where it can't be imported or has other parameters, and at its first batch where it
-    returns one value for several responses. A response on which it raises an
-    error, hangs, crashes or returns no finite number gets `Score(None, error)`; the others of the same call
-    keep their scores.
+    level of a module or file. With `inline` it is any callable, called in this process without a time limit.
+    With `places` it returns a list per response, see `reward.places`. `maximum` is the function's attribute
+    of that name, which may declare its largest value. Raises `Refused` if the function can't be imported or
+    has other parameters, and at its first batch if it returns one value for several responses. A response on
+    which it raises an error, hangs, crashes or returns no finite number gets `Score(None, error)`; the other
+    responses of the call keep their scores.
     """
 
     def __init__(
@@ -152,7 +150,7 @@ class FunctionReward:
             return score_known(samples, lambda s: _ground_truth_in(s.meta), self._compute_scores)
         columns, n = self._columns(samples), len(samples)
         if self._places is not None:
-            outcomes = self._pool.call(columns, n, how="lists")
+            outcomes = self._pool.call(columns, n, mode="lists")
             return [
                 _placed(sample, self._places, *outcome)
                 for sample, outcome in zip(samples, outcomes, strict=True)
@@ -178,7 +176,7 @@ class FunctionReward:
             "extra_info": [s.meta.get("extra_info") or {} for s in samples],
         }
         accepted = {name: values for name, values in columns.items() if self._pool.accepts(name)}
-        return [Score(value, error) for value, error in self._pool.call(accepted, len(samples), how="each")]
+        return [Score(value, error) for value, error in self._pool.call(accepted, len(samples), mode="each")]
 
     def _columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
         names = dict.fromkeys(key for s in samples for key in s.meta if key not in RESERVED)
@@ -200,21 +198,21 @@ class FunctionReward:
 
 
 def _placed(sample: Sample, places: str, values: list[float] | None, error: str | None) -> Score:
-    """The score of a response by the rewards of its tokens, turns or steps, see `reward.places`."""
+    """Score a response by the rewards of its tokens, turns or steps, see `reward.places`."""
     if values is None:
         return Score(None, error)
     if sample.episode is not None:
-        return Score(None, "the template rewrote the episode's history: it has no one sequence of tokens")
+        return Score(None, "the template rewrote the episode's history: it has several sequences of tokens")
     if places == TOKEN:
-        expected, of = len(_completion_ids(sample) or ()), "tokens"
+        expected, unit = len(_completion_ids(sample) or ()), "tokens"
     elif places == TURN:
-        expected, of = len(turn_ends(sample)), "turns"
+        expected, unit = len(turn_ends(sample)), "turns"
     elif len(turn_ends(sample)) > 1:
-        return Score(None, f"the response has several turns; give reward.places = {TURN!r}")
+        return Score(None, f"the response has several turns; set reward.places = {TURN!r}")
     else:
-        expected, of = len(steps(sample.response, places)), "steps"
+        expected, unit = len(steps(sample.response, places)), "steps"
     if len(values) != expected:
-        return Score(None, f"returned {len(values)} numbers for {expected} {of}")
+        return Score(None, f"returned {len(values)} numbers for {expected} {unit}")
     return Score(math.fsum(values), places=values)
 
 
@@ -239,13 +237,13 @@ def _ground_truth_in(columns: Mapping[str, Any]) -> Any:
 
 
 def inline_name(function: Callable[..., Any]) -> str:
-    """The name, in configurations and messages, of a function that is called in this process."""
+    """The name of a function of this process in configurations and messages."""
     name = getattr(function, "__name__", type(function).__name__)
     return PREFIX + name.strip("<>")
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """module:function or file.py:function. Raises `Refused` where another process can't import it."""
+    """module:function or file.py:function. Raises `Refused` if another process can't import it."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not module or not name or "<" in name:
         raise Refused(
@@ -257,4 +255,4 @@ def name_of(function: Callable[..., Any]) -> str:
     try:
         return f"{inspect.getfile(function)}:{name}"
     except (TypeError, OSError):
-        raise Refused(f"reward: {name} is in no file; write it into one and give file.py:{name}") from None
+        raise Refused(f"reward: {name} isn't in a file; write it to one and give file.py:{name}") from None

@@ -1,7 +1,7 @@
-"""The reward `judge`: what a language model behind a chat endpoint says of a response.
+"""The reward `judge`: a language model behind a chat endpoint scores each response.
 
-It asks any server with OpenAI's `/v1/chat/completions`. A reply that isn't exactly what was asked for is
-asked for again, and then leaves the reward unknown.
+It works with any server of OpenAI's `/v1/chat/completions`. If a reply isn't in the requested form, the
+request is repeated; if it fails again, the reward is unknown.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ where neither is better."""
 
 class JudgeOptions(Section):
     url: str
-    """of the server, up to and with /v1"""
+    """of the server, including /v1"""
     model: str
     rubric: str = RUBRIC
-    """text, or the path of a file with it"""
+    """its text, or the path of a file that contains it"""
     pairwise: bool = False
     """compare with the prompt's column `baseline`, in both orders"""
     lowest: float = 0.0
-    """of the scores that are asked for"""
+    """of the requested scores"""
     highest: float = 10.0
     api_key: str = ""
     max_tokens: Count = 512
     """of a reply"""
     retries: int = field(3, ge=0)
     max_calls: int = field(0, ge=0)
-    """requests of this process; 0 for no limit"""
+    """requests by this process; 0: no limit"""
     cache: str = ""
-    """a file that keeps replies"""
+    """a file in which replies are cached"""
 
     @property
     def instructions(self) -> str:
@@ -65,13 +65,13 @@ class JudgeOptions(Section):
 
 
 class JudgeReward:
-    """Scores by a judge: from `lowest` to `highest`; pairwise 1 where the response is better than the
-    baseline in both orders, 0 where it is worse in both, else ½."""
+    """Scores by a judge: from `lowest` to `highest`; pairwise 1 if the response is better than the baseline
+    in both orders, 0 if it is worse in both, else ½."""
 
     name = "judge"
 
     def __init__(self, options: JudgeOptions, *, timeout: float, workers: int) -> None:
-        """`timeout`: seconds of a request; `workers`: requests at a time."""
+        """`timeout`: seconds per request; `workers`: concurrent requests."""
         self.options, self.timeout, self.workers = options, timeout, workers
         self.maximum: float | None = 1.0 if options.pairwise else options.highest
         self.calls = 0
@@ -98,15 +98,15 @@ class JudgeReward:
             self._cache.close()
 
     async def _score_all(self, samples: Sequence[Sample], baselines: Sequence[str]) -> list[Score]:
-        server, places = Judge(self), asyncio.Semaphore(self.workers)
+        server, slots = Judge(self), asyncio.Semaphore(self.workers)
         refusals: list[Refused] = []
 
         async def one(sample: Sample, baseline: str) -> Score:
-            async with places:
+            async with slots:
                 try:
                     if not refusals:
                         return await self._score(server, sample, baseline)
-                except Refused as error:  # it waits for the replies under way, which are kept
+                except Refused as error:  # after the replies under way, which are cached
                     refusals.append(error)
                 return Score(None)
 
@@ -125,10 +125,10 @@ class JudgeReward:
                 material = {"prompt": sample.prompt, "response": sample.response} | _cut(sample, "response")
                 return Score(await self._ask(server, material, self._read_score), details=details)
             texts = {"prompt": sample.prompt, "response 1": sample.response, "response 2": baseline}
-            first = await self._ask(server, texts | _cut(sample, "response 1"), _read_better)
+            forward = await self._ask(server, texts | _cut(sample, "response 1"), _read_better)
             texts |= {"response 1": baseline, "response 2": sample.response}
-            second = 1.0 - await self._ask(server, texts | _cut(sample, "response 2"), _read_better)
-            return Score(first if first == second else 0.5, details=details)
+            backward = 1.0 - await self._ask(server, texts | _cut(sample, "response 2"), _read_better)
+            return Score(forward if forward == backward else 0.5, details=details)
         except Missing as error:
             raise Refused(f"reward judge: {error}") from None
         except Away as error:
@@ -146,7 +146,7 @@ class JudgeReward:
     async def _ask(
         self, server: Judge, material: Mapping[str, Any], read: Callable[[Mapping[str, Any]], float]
     ) -> float:
-        """What `read` makes of the judge's reply, which is kept where it can be read."""
+        """Read the judge's reply with `read`, and cache it if that succeeds."""
         body = {
             "model": self.options.model,
             "messages": [
@@ -158,9 +158,9 @@ class JudgeReward:
             "response_format": {"type": "json_object"},
         }
         key = sha256(json.dumps([self.options.url, body], sort_keys=True).encode()).hexdigest()
-        kept = self._cache.get(key) if self._cache is not None else None
-        if kept is not None:
-            return read(_object(kept))
+        cached = self._cache.get(key) if self._cache is not None else None
+        if cached is not None:
+            return read(_object(cached))
 
         def judged(reply: Any) -> float:
             content = _content(reply)
@@ -174,7 +174,7 @@ class JudgeReward:
 
 
 class Judge(Connection):
-    """The server of a reward, whose `calls` it counts."""
+    """A connection to the judge's server, which counts the reward's `calls`."""
 
     longest = 4 << 20
 
@@ -186,10 +186,10 @@ class Judge(Connection):
         self.reward = reward
 
     async def reply(self, path: str, body: Mapping[str, Any] | None) -> bytes:
-        most = self.reward.options.max_calls
-        if most and self.reward.calls >= most:
+        limit = self.reward.options.max_calls
+        if limit and self.reward.calls >= limit:
             raise Refused(
-                f"reward judge: {most} requests were sent, reward.options.max_calls. What to do: raise it "
+                f"reward judge: {limit} requests were sent, reward.options.max_calls. What to do: raise it "
                 "and continue with --resume"
             )
         self.reward.calls += 1
@@ -203,7 +203,7 @@ class Judge(Connection):
 
 
 class Cache:
-    """Replies by what was asked, in a file that several processes may share."""
+    """Replies by request, in a file that several processes may share."""
 
     def __init__(self, path: str) -> None:
         self._database = sqlite3.connect(path, timeout=60.0, check_same_thread=False, isolation_level=None)
@@ -238,12 +238,12 @@ def _content(reply: Any) -> str:
     except (LookupError, TypeError, AttributeError):
         raise Failed(f"expected a chat completion, got {reply!r:.300}") from None
     if finish == "length" or not isinstance(content, str):
-        raise Failed(f"its reply isn't complete: {content!r:.200}")
+        raise Failed(f"its reply is incomplete: {content!r:.200}")
     return content
 
 
 def _object(content: str) -> Mapping[str, Any]:
-    """The JSON object that a reply is, which may stand in a fence."""
+    """Parse a reply, a JSON object that may be in a code fence."""
     text = content.strip()
     if text.startswith("```") and text.endswith("```"):
         text = text.removeprefix("```json").removeprefix("```").removesuffix("```")
@@ -257,12 +257,12 @@ def _object(content: str) -> Mapping[str, Any]:
 
 
 def _cut(sample: Sample, name: str) -> dict[str, Any]:
-    """What a judge is told of a response that didn't end by itself."""
+    """Tells the judge that a response was truncated."""
     return {f"{name} was cut off": True} if sample.end == "cut" else {}
 
 
 def _read_better(reply: Mapping[str, Any]) -> float:
-    """1 where the first response is better, 0 where it is worse, else ½."""
+    """1 if the first response is better, 0 if it is worse, else ½."""
     better: Any = reply.get("better")
     if type(better) is not int or better not in (0, 1, 2):
         raise Failed(f"expected better as 0, 1 or 2, got {better!r:.80}")

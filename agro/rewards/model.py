@@ -1,4 +1,4 @@
-"""The reward `model`: what a sequence-classification model gives to prompt and response."""
+"""The reward `model`: the score of a sequence-classification model for prompt and response."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from agro.types import Sample, Text
 
 
 class ModelReward(Reward):
-    """The reward of a model, in this process. A response that is too long for it has none.
+    """Scores by a model in this process. A response that is too long for the model has no reward.
 
-    Of a model with one logit it is the logit, of a classifier the probability of a label.
+    The reward is the logit of a model with one, or a classifier's probability of a label.
     """
 
     name = "model"
     maximum: float | None = None
 
     def __init__(self, options: ModelOptions) -> None:
-        """Raises `Refused` for another kind of model."""
+        """Raises `Refused` for any other kind of model."""
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
         path, label = options.path, options.label
@@ -37,7 +37,7 @@ class ModelReward(Reward):
             if "Classification" not in architectures:
                 raise Refused(
                     f"reward model {path}: expected a sequence-classification model, got {architectures}. "
-                    "What to do: train one from it, such as by TRL's RewardTrainer on judged pairs"
+                    "What to do: train one from it, such as with TRL's RewardTrainer on judged pairs"
                 )
             with without_bars():
                 model = AutoModelForSequenceClassification.from_pretrained(
@@ -75,7 +75,7 @@ class ModelReward(Reward):
         ]
 
     def ids(self, prompt: Text, response: str) -> list[int]:
-        """The tokens of both. Raises `LookupError` where they are too many or can't be rendered."""
+        """The tokens of both. Raises `LookupError` if there are too many or they can't be rendered."""
         tokenizer = self.tokenizer
         if self.template == "plain" or (self.template == "auto" and isinstance(prompt, str)):
             if not isinstance(prompt, str):
@@ -85,8 +85,8 @@ class ModelReward(Reward):
             raise LookupError("the prompt is a conversation, and the reward model has no chat template")
         else:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            whole = [*messages, {"role": "assistant", "content": response}]
-            text = tokenizer.apply_chat_template(whole, tokenize=False)
+            conversation = [*messages, {"role": "assistant", "content": response}]
+            text = tokenizer.apply_chat_template(conversation, tokenize=False)
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         if not 0 < len(ids) <= self.max_length:
             raise LookupError(f"{len(ids)} tokens; the reward model takes 1 to {self.max_length}")
@@ -94,25 +94,25 @@ class ModelReward(Reward):
 
     @torch.no_grad()
     def values(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """The reward of each sequence; those of about one length are read together."""
+        """The reward of each sequence; sequences of similar length share a pass."""
         values = [0.0] * len(rows)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         for start in range(0, len(order), self.batch):
-            some = order[start : start + self.batch]
-            logits = self._logits([rows[i] for i in some])
-            found = logits.softmax(1)[:, self.label] if logits.shape[1] > 1 else logits[:, 0]
-            for i, value in zip(some, found.tolist(), strict=True):
+            batch = order[start : start + self.batch]
+            logits = self._logits([rows[i] for i in batch])
+            scores = logits.softmax(1)[:, self.label] if logits.shape[1] > 1 else logits[:, 0]
+            for i, value in zip(batch, scores.tolist(), strict=True):
                 values[i] = value
         return values
 
     def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """[N,L] of sequences of tokens, in one pass."""
+        """[N,L] logits of sequences of tokens, in one pass."""
         device = self.model.device
         tokens = [torch.tensor(row, dtype=torch.long) for row in rows]
         lengths = torch.tensor([len(row) for row in rows])
         padded = pad_sequence(tokens, batch_first=True).to(device)
         mask = (torch.arange(padded.shape[1])[None] < lengths[:, None]).to(device)
-        # Decoders take the last token that isn't padding: none of these rows may end with what pads them.
+        # Decoders read the last token that isn't padding, so no row may end with the padding token.
         ends = {row[-1] for row in rows}
         padding = next(i for i in range(len(ends) + 1) if i not in ends)
         config = self.model.config.get_text_config()

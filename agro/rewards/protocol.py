@@ -1,4 +1,4 @@
-"""What a reward is: `Score`, `Reward`, and the limit on failures of one step."""
+"""The protocol of rewards: `Score`, `Reward`, and the limit on failures in one step."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ T = TypeVar("T")
 class Score:
     """The reward of one response: a finite `value`, or None (unknown) and the `error`.
 
-    `parts`: the unweighted values by name, where there are several. `details`: how it came about. `meaning`:
-    a number that responses of one meaning share. `places`: the rewards of the policy's tokens, turns or
-    steps, whose sum the value is then.
+    `parts`: the unweighted values by name, if there are several. `details`: how the value was obtained.
+    `meaning`: a number that responses of one meaning share. `places`: the rewards of the policy's tokens,
+    turns or steps, which then sum to the value.
     """
 
     value: float | None
@@ -68,16 +68,15 @@ class Reward(Protocol):
 
     @property
     def maximum(self) -> float | None:
-        """The largest value that it gives; None where that isn't known."""
+        """The largest possible value; None if it is unknown."""
         ...
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
-        """One score per sample, in their order."""
+        """One score per sample, in the order of the samples."""
         ...
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
-        """Why no response to a prompt with these columns can be scored; None where nothing is known
-        against it."""
+        """Why no response to a prompt with these columns can be scored; None if no reason is known."""
         return None
 
     def close(self) -> None:
@@ -87,11 +86,11 @@ class Reward(Protocol):
 
 @dataclass(frozen=True)
 class RewardMaker:
-    """A reward that is made with options, as an entry point of `agro.rewards`; a function needs none.
+    """Makes a reward from options, as an entry point of `agro.rewards`; a function doesn't need one.
 
     `make(options, timeout=…, workers=…)` gets `reward.options` as an object of the class `options`. `final`
-    finds the final answer in a response, in a form that equal answers share: majority votes and `agro check`
-    count it; None where there is none.
+    extracts a response's final answer in a form that equal answers share, or None; majority votes and `agro
+    check` count it.
     """
 
     make: Callable[..., Reward]
@@ -104,7 +103,7 @@ def score_known(
     get: Callable[[Sample], T],
     scorer: Callable[[list[Sample], list[T]], list[Score]],
 ) -> list[Score]:
-    """`scorer` on the samples for which `get` returns. For the others, its `LookupError` is the error."""
+    """Run `scorer` on the samples for which `get` returns; for the rest its `LookupError` is the error."""
     inputs: dict[int, T] = {}
     scores: dict[int, Score] = {}
     for i, sample in enumerate(samples):
@@ -117,7 +116,7 @@ def score_known(
 
 
 def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_failed: float) -> int:
-    """The number of failed scores; `Refused` where their share is above `max_failed` (0 to 1).
+    """Count the failed scores; raises `Refused` if their share is above `max_failed` (0 to 1).
 
     The message gives the share, the limit and the three most frequent causes with counts and samples.
     """
@@ -133,18 +132,18 @@ def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_faile
         examples = ", ".join(_name(sample) for sample, _ in cases[:3])
         lines.append(f"  {len(cases)} × {cases[0][1]}: {examples}")
     if len(common) > 3:
-        lines.append(f"  {sum(map(len, common[3:]))} of other causes")
+        lines.append(f"  {sum(map(len, common[3:]))} with other causes")
     share = f"{len(failed)} of {len(scores)} ({percent(len(failed) / len(scores))})"
     raise Refused(
         f"reward: {share} responses of this step could not be scored; "
         f"reward.max_failed is {percent(max_failed)}\n"
         + "\n".join(lines)
-        + "\nFix the reward, or raise reward.timeout or reward.max_failed; then use --resume"
+        + "\nWhat to do: fix the reward, or raise reward.timeout or reward.max_failed; then use --resume"
     )
 
 
 def by_cause(failed: Iterable[tuple[Sample, str]]) -> list[list[tuple[Sample, str]]]:
-    """Samples and their errors, those of one cause together, the most frequent cause first."""
+    """Group samples and their errors by cause, the most frequent cause first."""
     causes: dict[tuple[str, ...], list[tuple[Sample, str]]] = defaultdict(list)
     for sample, error in failed:
         causes[cause(error)].append((sample, error))

@@ -1,17 +1,17 @@
-"""From what reward functions say to what is trained on: several parts, a meaning, places in the response.
+"""From the values of reward functions to training rewards: several parts, a meaning, places in the response.
 
-Caps, gates and weights make the reward that is stored. Whitening and clipping compare the responses of a step
-with each other, so a step applies them to what it draws, and held-out rewards are without them.
+Caps, gates and weights produce the stored reward. Whitening and clipping compare the responses of a step with
+each other, so each step applies them to its samples, and held-out rewards are without them.
 
-A meaning is a number: equal for two spellings of an answer, or programs that do the same. A function of the
-user's gives it, called as a reward is. For a canonical form it is a hash:
+A meaning is a number, equal for two spellings of an answer or two programs that do the same. A user's
+function returns it, called like a reward. For a canonical form it is a hash:
 
     def meaning(completions, **columns):
         return [number(text.lower().strip(" .")) for text in completions]
 
-For unit tests it is their results as bits: `sum(passed << i for i, passed in enumerate(results))`.
+For unit tests it is the results as bits: `sum(passed << i for i, passed in enumerate(results))`.
 
-With `reward.places` a function says where its reward came: with each token, turn or step.
+With `reward.places` a function returns the reward of each token, turn or step.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from agro.errors import Refused
 from agro.rewards.protocol import Reward, Score
 from agro.types import Sample
 
-BITS = 53  # of the integers that a float has exactly
-TOKEN, TURN = "token", "turn"  # of reward.places; another text ends steps
+BITS = 53  # of the integers that a float represents exactly
+TOKEN, TURN = "token", "turn"  # values of reward.places; any other text separates steps
 Values = NDArray[np.float64]
 Decode = Callable[[Sequence[int]], str]
 
@@ -43,29 +43,28 @@ def labeled(parts: Sequence[RewardPart]) -> dict[str, RewardPart]:
 
 
 def counted(values: Mapping[str, float], parts: Mapping[str, RewardPart]) -> dict[str, float]:
-    """What each part counts with, before its weight: its value within its caps.
+    """Each part's value within its caps, before its weight.
 
-    It is 0 behind a gate that isn't reached: where a part with a `gate` is below it, only parts with gates
-    count.
+    If a part with a `gate` is below its gate, the parts without gates count 0.
     """
     is_open = all(values[name] >= part.gate for name, part in parts.items() if part.gate is not None)
     amounts = {}
     for name, part in parts.items():
         if part.weight:
-            within = float(np.clip(values[name], part.at_least, part.at_most))
-            amounts[name] = within if is_open or part.gate is not None else 0.0
+            capped = float(np.clip(values[name], part.at_least, part.at_most))
+            amounts[name] = capped if is_open or part.gate is not None else 0.0
     return amounts
 
 
 class CombinedReward:
     """Σ weight · value over `rewards`, within caps and behind gates, see `counted`.
 
-    The reward is unknown where a part with a weight or a gate is unknown. Another part is measured and not
-    counted. `Score.parts` has the values as they are.
+    The reward is unknown if a part with a weight or a gate is unknown. Other parts are measured but don't
+    count. `Score.parts` has the values before caps and gates.
     """
 
     def __init__(self, name: str, rewards: Mapping[str, Reward], parts: Mapping[str, RewardPart]) -> None:
-        """`parts`: how each of the `rewards` counts, by their names."""
+        """`parts`: how each of the `rewards` counts, by its name."""
         self.name, self._rewards, self._parts = name, dict(rewards), dict(parts)
         self._needed = [name for name, part in parts.items() if part.weight or part.gate is not None]
 
@@ -91,12 +90,12 @@ class CombinedReward:
 
     def _sum(self, scores: Mapping[str, Score]) -> Score:
         values = {name: score.value for name, score in scores.items()}
-        known = {name: value for name, value in values.items() if value is not None}
-        missing = [name for name in self._needed if name not in known]
+        scored = {name: value for name, value in values.items() if value is not None}
+        missing = [name for name in self._needed if name not in scored]
         if missing:
             causes = (f"{name}: {scores[name].error or 'no reason given'}" for name in missing)
             return Score(None, "; ".join(causes), values)
-        total = sum(self._parts[name].weight * value for name, value in counted(known, self._parts).items())
+        total = sum(self._parts[name].weight * value for name, value in counted(scored, self._parts).items())
         if not math.isfinite(total):
             return Score(None, f"the sum is {total}", values)
         return Score(total, None, values)
@@ -113,9 +112,9 @@ def number(canonical: str) -> float:
 
 
 class MeaningfulReward:
-    """The scores of `reward`, each with the number of the response's meaning.
+    """Adds the number of each response's meaning to the scores of `reward`.
 
-    Where that fails, the reward is unknown: what a response means would be decided by nothing.
+    If the meaning is unknown, so is the reward.
     """
 
     def __init__(self, reward: Reward, meaning: Reward) -> None:
@@ -127,14 +126,14 @@ class MeaningfulReward:
         return self.reward.maximum
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
-        found = []
+        scores = []
         for score, meaning in zip(self.reward.score(samples), self.meaning.score(samples), strict=True):
             if meaning.value is None:
                 error = score.error or f"meaning: {meaning.error}"
-                found.append(replace(score, value=None, error=error))
+                scores.append(replace(score, value=None, error=error))
             else:
-                found.append(replace(score, meaning=meaning.value))
-        return found
+                scores.append(replace(score, meaning=meaning.value))
+        return scores
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
         return self.reward.problem(columns) or self.meaning.problem(columns)
@@ -145,21 +144,22 @@ class MeaningfulReward:
 
 
 def shaped(samples: Sequence[Sample], config: RewardConfig) -> list[Sample]:
-    """The samples of a step with the rewards that are trained on, see `reward.whiten` and `reward.clip`.
+    """Whiten and clip the rewards of a step's samples, see `reward.whiten` and `reward.clip`.
 
     A sample without a reward stays without one.
     """
     scored = [i for i, sample in enumerate(samples) if sample.reward is not None]
     reward = np.array([samples[i].reward for i in scored], dtype=np.float64)
     if config.whiten != "none":
-        import torch  # here: whoever only scores needs none
+        import torch  # here, since scoring alone doesn't need it
 
         from agro.objectives.reduce import standardize
 
-        some = [samples[i] for i in scored]
-        weights, columns = _columns(some, config)
-        group = torch.from_numpy(_groups(some) if config.whiten == "group" else np.zeros(len(some), np.int64))
-        # The rows of one episode have one reward, and are counted as often as there are.
+        subset = [samples[i] for i in scored]
+        weights, columns = _columns(subset, config)
+        numbers = _groups(subset) if config.whiten == "group" else np.zeros(len(subset), np.int64)
+        group = torch.from_numpy(numbers)
+        # The rows of one episode share a reward, and each row counts.
         whitened = [standardize(torch.from_numpy(x), group).numpy() for x in columns.values()]
         reward = np.array(list(weights.values())) @ np.array(whitened)
     if config.clip is not None:
@@ -173,13 +173,13 @@ def shaped(samples: Sequence[Sample], config: RewardConfig) -> list[Sample]:
 def shares(samples: Sequence[Sample], config: RewardConfig) -> dict[str, float | None]:
     """Each part's share of the variance of the reward within the groups: Cov(part, reward) / Var(reward).
 
-    The shares add up to 1. A part that others outweigh has nearly 0, and one that works against them less.
-    None where no two responses to one prompt differ.
+    The shares add up to 1. A part that the others outweigh has a share near 0, one that opposes them less.
+    None if no two responses to one prompt differ.
     """
     parts = labeled(config.functions)
-    some = [s for s in samples if s.reward is not None and not unrecorded(s, parts)]
-    weights, columns = _columns(some, config)
-    group = _groups(some)
+    complete = [s for s in samples if s.reward is not None and not unrecorded(s, parts)]
+    weights, columns = _columns(complete, config)
+    group = _groups(complete)
     for name, column in columns.items():
         means = np.bincount(group, column) / np.bincount(group)
         columns[name] = weights[name] * (column - means[group])
@@ -191,16 +191,16 @@ def shares(samples: Sequence[Sample], config: RewardConfig) -> dict[str, float |
 
 
 def _columns(samples: Sequence[Sample], config: RewardConfig) -> tuple[dict[str, float], dict[str, Values]]:
-    """The weight of each part that has one, and [N] what it counts with; or the one reward with 1."""
+    """The weight of each part that has one, and its `counted` values [N]; a single reward has weight 1."""
     if not config.functions:
         return {"": 1.0}, {"": np.array([sample.reward for sample in samples], dtype=np.float64)}
     parts = labeled(config.functions)
     for sample in samples:
         if missing := unrecorded(sample, parts):
             raise Refused(
-                f"sample {sample.id} (prompt {sample.prompt_id}) has a reward, but of its part {missing[0]} "
-                "nothing is recorded. What to do: remove reward.whiten, or draw only what a run with these "
-                "reward.functions has made (data.sources)"
+                f"sample {sample.id} (prompt {sample.prompt_id}) has a reward, but its part {missing[0]} "
+                "isn't recorded. What to do: remove reward.whiten, or draw only samples of a run with these "
+                "reward.functions (data.sources)"
             )
     rows = [counted(sample.meta["reward_parts"], parts) for sample in samples]
     weights = {name: part.weight for name, part in parts.items() if part.weight}
@@ -208,7 +208,7 @@ def _columns(samples: Sequence[Sample], config: RewardConfig) -> tuple[dict[str,
 
 
 def unrecorded(sample: Sample, parts: Mapping[str, RewardPart]) -> list[str]:
-    """The parts that count and have no value on record, as in an imported log."""
+    """The parts that count but have no recorded value, as in an imported log."""
     recorded: Any = sample.meta.get("reward_parts")
     values = recorded if isinstance(recorded, dict) else {}
     counts = [name for name, part in parts.items() if part.weight or part.gate is not None]
@@ -222,36 +222,36 @@ def _groups(samples: Sequence[Sample]) -> NDArray[np.int64]:
 
 
 def steps(response: str, end: str) -> list[tuple[str, int]]:
-    """The steps of a response and where each ends, in characters: the parts between the texts `end` that
-    aren't blank."""
-    found, start = [], 0
+    """The steps of a response, its parts between the texts `end` that aren't blank, and the character at
+    which each ends."""
+    parts, start = [], 0
     for part in response.split(end):
         if part.strip():
-            found.append((part, start + len(part)))
+            parts.append((part, start + len(part)))
         start += len(part) + len(end)
-    return found
+    return parts
 
 
 def turn_ends(sample: Sample) -> NDArray[np.intp]:
-    """The place of the last token of each of the policy's turns: what it chose without a gap."""
+    """The position of the last token of each of the policy's turns: tokens that it chose without a gap."""
     chosen = _chosen(sample)
     return chosen[np.append(np.diff(chosen) > 1, True)] if len(chosen) else chosen
 
 
 def step_ends(sample: Sample, end: str, decode: Decode) -> NDArray[np.intp]:
-    """The place of the last token of each step; the last step has the end token too."""
+    """The position of the last token of each step; the last step includes the end token."""
     assert sample.tokens is not None
     chosen = _chosen(sample)
     ids = sample.tokens[chosen].tolist()
-    ends = [place for _, place in steps(sample.response, end)][:-1]
-    found = [bisect_left(range(len(ids)), place, key=lambda i: len(decode(ids[: i + 1]))) for place in ends]
-    return chosen[[*(min(i, len(ids) - 1) for i in found), len(ids) - 1]]
+    ends = [stop for _, stop in steps(sample.response, end)][:-1]
+    tokens = [bisect_left(range(len(ids)), stop, key=lambda i: len(decode(ids[: i + 1]))) for stop in ends]
+    return chosen[[*(min(i, len(ids) - 1) for i in tokens), len(ids) - 1]]
 
 
 def by_token(samples: Sequence[Sample], places: str, decode: Decode) -> list[Sample]:
-    """The encoded samples with the rewards of their tokens in place of the sum of these, see `reward.places`.
+    """Replace the rewards of encoded samples by the rewards of their tokens, see `reward.places`.
 
-    A token in which several steps end has the sum of theirs.
+    A token at which several steps end has the sum of their rewards.
     """
     result = list(samples)
     for i, sample in enumerate(samples):
@@ -269,5 +269,5 @@ def by_token(samples: Sequence[Sample], places: str, decode: Decode) -> list[Sam
 
 
 def _chosen(sample: Sample) -> NDArray[np.intp]:
-    """The places of the policy's tokens."""
+    """The positions of the policy's tokens."""
     return np.empty(0, np.intp) if sample.action is None else np.flatnonzero(sample.action)

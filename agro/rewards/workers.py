@@ -23,11 +23,11 @@ from agro.io.worker import __file__ as WORKER
 START_SECONDS = 120.0  # for a worker to start and import the function
 END_SECONDS = 10.0  # for a worker to kill what the function has started
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error)
-How = Literal["rows", "each", "value", "lists"]  # of the calls of `agro.io.worker`
+Mode = Literal["rows", "each", "value", "lists"]  # keys of `agro.io.worker.CALLS`
 
 
 class Caller:
-    """A function that is called: its parameters, the largest value that it declares, and its outcomes."""
+    """Calls a function, and holds its parameters and the largest value that it declares."""
 
     parameters: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()  # those without a default
@@ -36,7 +36,7 @@ class Caller:
     workers = 1  # calls at a time
 
     def learn(self, described: Mapping[str, Any]) -> None:
-        """`described`: as of `agro.io.worker.describe`."""
+        """`described`: a result of `agro.io.worker.describe`."""
         self.parameters, self.any_parameter = frozenset(described["parameters"]), described["any"]
         self.required, self.maximum = frozenset(described["required"]), described["maximum"]
 
@@ -45,7 +45,7 @@ class Caller:
         return self.any_parameter or parameter in self.parameters
 
     def call(
-        self, columns: Mapping[str, Sequence[Any]], n: int, *, at_once: int | None = None, how: How = "rows"
+        self, columns: Mapping[str, Sequence[Any]], n: int, *, at_once: int | None = None, mode: Mode = "rows"
     ) -> list[Outcome]:
         """Call the function on `n` rows and return one outcome per row.
 
@@ -55,33 +55,34 @@ class Caller:
 
         Args:
             columns: the arguments, `n` values each.
-            n: rows.
-            at_once: rows per call, in place of a worker's share.
-            how: "each": the function takes one value per argument and is called for every row; "value":
-                the same with one row, and it may return any JSON; "lists": a list of numbers a row.
+            n: number of rows.
+            at_once: rows per call, instead of a worker's share.
+            mode: "each": the function takes one value per argument and is called for every row; "value":
+                the same with one row, and it may return any JSON; "lists": it returns a list of numbers per
+                row.
         """
         results: list[Outcome | None] = [None] * n
         running: dict[Future[list[Outcome]], list[int]] = {}
-        ended: SimpleQueue[Future[list[Outcome]]] = SimpleQueue()
+        finished: SimpleQueue[Future[list[Outcome]]] = SimpleQueue()
 
         def begin(rows: list[int]) -> None:
             arguments = {name: [values[i] for i in rows] for name, values in columns.items()}
-            future = self._begin(arguments, len(rows), how)
+            future = self._begin(arguments, len(rows), mode)
             running[future] = rows
-            future.add_done_callback(ended.put)
+            future.add_done_callback(finished.put)
 
         share = at_once or max(1, -(-n // self.workers))
         try:
             for start in range(0, n, share):
                 begin(list(range(start, min(start + share, n))))
             while running:
-                future = ended.get()
+                future = finished.get()
                 rows = running.pop(future)
                 for row, outcome in zip(rows, future.result()):
                     results[row] = outcome
                     if outcome[0] is None and outcome[1] != "returned None" and len(rows) > 1:
                         begin([row])
-        except BaseException:  # an interrupt too: what still runs is ended
+        except BaseException:  # also an interrupt: end the calls under way
             for future in running:
                 future.cancel()
             self._interrupt()
@@ -90,8 +91,8 @@ class Caller:
         assert None not in results
         return cast(list[Outcome], results)
 
-    def _begin(self, arguments: Mapping[str, Sequence[Any]], n: int, how: How) -> Future[list[Outcome]]:
-        """One call on `n` rows."""
+    def _begin(self, arguments: Mapping[str, Sequence[Any]], n: int, mode: Mode) -> Future[list[Outcome]]:
+        """Start one call on `n` rows."""
         raise NotImplementedError
 
     def _interrupt(self) -> None:
@@ -101,8 +102,8 @@ class Caller:
 class Pool(Caller):
     """`workers` processes, each with the function `name` (module:function or file.py:function).
 
-    `timeout`: seconds per response. Raises `Refused`, which names `setting`, where the function can't be
-    imported. A thread for each process asks it and waits for its reply.
+    `timeout`: seconds per response. Raises `Refused`, which names `setting`, if the function can't be
+    imported. Each process has a thread that sends it requests and waits for the replies.
     """
 
     def __init__(
@@ -116,11 +117,11 @@ class Pool(Caller):
     ) -> None:
         self.timeout, self._setting = timeout, setting
         path = [os.getcwd(), *sys.path]  # as for `python -m`
-        self._first = {"function": name, "path": [p or os.getcwd() for p in path], "options": dict(options)}
+        self._setup = {"function": name, "path": [p or os.getcwd() for p in path], "options": dict(options)}
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._busy: set[subprocess.Popen[bytes]] = set()  # of these, those that start or answer
-        self._finalizer = weakref.finalize(self, _end, self._processes)  # also at the end of the interpreter
-        self._idle: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()  # None: one is to be started
+        self._busy: set[subprocess.Popen[bytes]] = set()  # those that are starting or answering
+        self._finalizer = weakref.finalize(self, _end, self._processes)  # also when the interpreter exits
+        self._idle: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()  # None: start one
         self._threads = ThreadPoolExecutor(workers)
         self.workers, self._closed = workers, False
         self._single = (0, 0.0)  # finished calls for one response, and their seconds
@@ -138,67 +139,67 @@ class Pool(Caller):
         self._threads.shutdown()
         self._finalizer()
 
-    def _begin(self, arguments: Mapping[str, Sequence[Any]], n: int, how: How) -> Future[list[Outcome]]:
+    def _begin(self, arguments: Mapping[str, Sequence[Any]], n: int, mode: Mode) -> Future[list[Outcome]]:
         if self._closed:
             raise RuntimeError("this reward is closed")
-        return self._threads.submit(self._ask, arguments, n, how)
+        return self._threads.submit(self._ask, arguments, n, mode)
 
-    def _ask(self, arguments: Mapping[str, Sequence[Any]], n: int, how: How) -> list[Outcome]:
-        """The outcomes of one call on `n` rows, in a thread. A worker that fails is replaced at its next."""
-        process, usable = self._idle.get(), None
+    def _ask(self, arguments: Mapping[str, Sequence[Any]], n: int, mode: Mode) -> list[Outcome]:
+        """Make one call on `n` rows, in a thread. A worker that fails is replaced at its next call."""
+        process, healthy = self._idle.get(), None
         try:
-            if process is not None and _has_said(process):  # it died since its last call, or wrote unasked
+            if process is not None and _has_output(process):  # it died since its last call, or wrote unasked
                 self._discard(process)
                 process = None
             process = process or self._start()
             self._busy.add(process)
-            # About as long as one row that hangs may take, unless rows are slow.
+            # About the time limit of one row that hangs, unless rows are slow.
             calls, seconds = self._single
             expected = 2 * n * seconds / calls if calls else 0.0
             limit = min(n * self.timeout, max(self.timeout, expected))
             began = time.monotonic()
-            request = {"id": id(arguments), "arguments": arguments, "n": n, "how": how, "limit": limit}
+            request = {"id": id(arguments), "arguments": arguments, "n": n, "how": mode, "limit": limit}
             try:
                 message = _exchange(process, request, limit)
-                error = "its process wrote to the pipe of the replies"
+                error = "its process wrote to the pipe for replies"
             except TimeoutError:
                 message, error = {}, f"timed out after {limit:g} s"
             except EOFError:
                 message, error = {}, _death(process)
             if message.get("id") != request["id"]:
                 return [(None, error)] * n
-            usable = process
+            healthy = process
             if "refused" in message:
-                raise Refused(f"{self._setting}: {self._first['function']} {message['refused']}")
+                raise Refused(f"{self._setting}: {self._setup['function']} {message['refused']}")
             if "error" in message:
                 return [(None, message["error"])] * n
             if n == 1:
                 self._single = (calls + 1, seconds + time.monotonic() - began)
             return [(value, error) for value, error in message["scores"]]
         finally:
-            if usable is not None:
-                self._busy.discard(usable)
+            if healthy is not None:
+                self._busy.discard(healthy)
             elif process is not None:
                 self._discard(process)
-            self._idle.put(usable)
+            self._idle.put(healthy)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """A worker that has imported the function."""
+        """Start a worker, which imports the function."""
         process = subprocess.Popen(
             [sys.executable, "-P", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            bufsize=0,  # nobody who reads or writes holds a lock that closing waits for
-            start_new_session=True,  # Ctrl-C goes to the parent only, and the group can be killed
+            bufsize=0,  # no reader or writer holds a lock that closing waits for
+            start_new_session=True,  # Ctrl-C reaches only the parent, and the group can be killed
         )
         self._processes.add(process)
         self._busy.add(process)
         if self._closed:
             _ask_to_end(process)
-        function = self._first["function"]
+        function = self._setup["function"]
         try:
-            message = _exchange(process, {**self._first, "limit": START_SECONDS}, START_SECONDS)
-            problem = str(message.get("refused", "its process wrote to the pipe of the replies"))
+            message = _exchange(process, {**self._setup, "limit": START_SECONDS}, START_SECONDS)
+            problem = str(message.get("refused", "its process wrote to the pipe for replies"))
         except TimeoutError:
             message, problem = {}, f"importing {function} took more than {START_SECONDS:g} s"
         except EOFError:
@@ -215,29 +216,29 @@ class Pool(Caller):
         _end({process})
 
     def _interrupt(self) -> None:
-        """End the processes of the calls under way, whose threads then see it: who closed a pipe here would
-        let them wait on."""
+        """End the processes of the calls under way. Their threads notice; if a pipe were closed here, they
+        would wait on."""
         for process in list(self._busy):
             _ask_to_end(process)
 
 
 def _exchange(process: subprocess.Popen[bytes], message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Send a message, a line of JSON, and return the reply, which is another; {} where it is none.
+    """Send a message, a line of JSON, and return the reply, another such line; {} if it isn't valid.
 
-    Raises `TimeoutError`, where it ends the process, and `EOFError` where the process ends first.
+    Raises `TimeoutError`, after ending the process, and `EOFError` if the process ends first.
     """
     assert process.stdin
     assert process.stdout
-    to, of, inbox = process.stdin, process.stdout, bytearray()
+    requests, replies, inbox = process.stdin, process.stdout, bytearray()
     line = json.dumps(message).encode() + b"\n"
 
     def ask() -> None:
         outbox = memoryview(line)
-        with suppress(ValueError):  # the pipes were closed: the time was over
-            with suppress(BrokenPipeError):  # it died, which reading will show
+        with suppress(ValueError):  # the pipes were closed after the time limit
+            with suppress(BrokenPipeError):  # it died, as reading will show
                 while outbox:
-                    outbox = outbox[to.write(outbox) :]
-            while not inbox.endswith(b"\n") and (data := of.read(1 << 20)):
+                    outbox = outbox[requests.write(outbox) :]
+            while not inbox.endswith(b"\n") and (data := replies.read(1 << 20)):
                 inbox.extend(data)
 
     asking = Thread(target=ask, daemon=True)
@@ -245,7 +246,7 @@ def _exchange(process: subprocess.Popen[bytes], message: Mapping[str, Any], seco
     asking.join(seconds)
     if asking.is_alive():
         _ask_to_end(process)
-        asking.join(END_SECONDS)  # it may wait on where another process has the pipes too
+        asking.join(END_SECONDS)  # it may wait on if another process holds the pipes
         raise TimeoutError
     if not inbox.endswith(b"\n"):
         raise EOFError
@@ -256,8 +257,8 @@ def _exchange(process: subprocess.Popen[bytes], message: Mapping[str, Any], seco
     return reply if isinstance(reply, dict) else {}
 
 
-def _has_said(process: subprocess.Popen[bytes]) -> bool:
-    """Whether something can be read from a process that wasn't asked: its end, or what isn't a reply."""
+def _has_output(process: subprocess.Popen[bytes]) -> bool:
+    """Whether an idle process has output: its end of file, or something that isn't a reply."""
     with selectors.DefaultSelector() as selector:
         selector.register(cast(Any, process.stdout), selectors.EVENT_READ)
         return bool(selector.select(0))
@@ -267,7 +268,7 @@ def _death(process: subprocess.Popen[bytes]) -> str:
     try:
         code = process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
-        return "its process closed the pipe of the replies"
+        return "its process closed the pipe for replies"
     if code >= 0:
         return f"its process ended with status {code}"
     signals = {number.value: number.name for number in signal.Signals}
@@ -276,7 +277,7 @@ def _death(process: subprocess.Popen[bytes]) -> str:
 
 
 def _end(processes: set[subprocess.Popen[bytes]]) -> None:
-    """End each process with what the function has started (`worker.supervise`; else its group), and wait."""
+    """End each process and what its function started (`worker.supervise`, else its group), and wait."""
     for process in processes:
         _ask_to_end(process)
     for process in processes:

@@ -1,7 +1,7 @@
-"""Reading prompts, and generating responses to them with an encoder, an engine and an environment;
-`collect` samples, appends each response to the store as it finishes, and scores.
+"""Reads prompts, and generates responses to them with an encoder, an engine and an environment. `collect`
+samples responses, appends each to the store when it finishes, and scores them.
 
-`Rollout` is imported when it is first used: prompts and measured results, which are here too, need no torch.
+`Rollout` is imported on first use, since prompts and held-out results need no torch.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ FLUSH_SECONDS = 0.1  # responses that finish within this time are stored togethe
 class Activity:
     """Reports the progress of a process, and stops it between two pieces of work.
 
-    This one reports nothing and never stops.
+    This base class reports nothing and never stops.
     """
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Stage `name` begins, or `done` of `total` of it are done."""
 
     def fail(self, kind: Hashable, error: str) -> None:
-        """A reward is unknown because of `error`; the first one of each kind is reported."""
+        """Report that a reward is unknown because of `error`, once per kind."""
 
     def say(self, text: str) -> None:
-        """Tell the person who runs it."""
+        """Show a message to the user."""
 
     def check(self) -> None:
-        """Raises `Interrupted` where a stop was requested."""
+        """Raise `Interrupted` if a stop was requested."""
 
 
 @dataclass(frozen=True)
 class Task:
-    run: str | None = None  # id of the run that they belong to
-    step: int | None = None  # of the run, where they are for one
+    run: str | None = None  # id of the run
+    step: int | None = None  # of the run, if the samples are for one
     seed: int = 0
-    numbers: tuple[int, ...] | None = None  # of the prompts in the order of the run; from 0 unless given
+    numbers: tuple[int, ...] | None = None  # of the prompts in the order of the run; None: from 0
     # A ledger stores each response once: those that another process finished aren't sampled again.
     ledger: str = ""
     max_failed: float = 1.0  # largest share of rewards that may fail
@@ -59,11 +59,11 @@ class Task:
 class CollectResult:
     """What a call of `collect` added to the store."""
 
-    ids: tuple[int, ...] = ()  # by number of the response, not in the order of finishing
+    ids: tuple[int, ...] = ()  # in the order of response numbers, not of completion
     failed: int = 0  # rewards that couldn't be computed
-    tokens: int = 0  # sampled
-    too_stale: int = 0  # responses that were made for the run and never trained on
-    # Metrics of the engine, after the last response, and of what is around the source.
+    tokens: int = 0  # number of sampled tokens
+    too_stale: int = 0  # responses for the run that were never trained on
+    # Metrics of the engine after the last response, and of the source's wrappers.
     measured: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -76,13 +76,12 @@ def collect(
     reward: Reward | None = None,
     activity: Activity | None = None,
 ) -> CollectResult:
-    """`sampler.n` responses to each prompt, stored and, with a `reward`, scored.
+    """Sample `sampler.n` responses to each prompt, store them and, with a `reward`, score them.
 
-    A response is appended without a reward as soon as it finishes, or together with later ones where the last
-    was appended less than `FLUSH_SECONDS` before. So a process that is killed loses little. Raises `Refused`
-    before anything is sampled where the store has another prompt under the id of one of these. Raises
-    `Refused` where more than a share `task.max_failed` of the rewards fail; the responses remain in the
-    store, with unknown rewards.
+    A response is appended without a reward when it finishes, or together with later ones if the last append
+    was less than `FLUSH_SECONDS` earlier, so that a killed process loses little. Raises `Refused` before
+    sampling if the store has another prompt under one of these ids, and after scoring if more than a share
+    `task.max_failed` of the rewards failed; the responses then remain in the store, with unknown rewards.
     """
     store.experience.check_prompts((prompt.id, prompt.text) for prompt in prompts)
     activity = activity or Activity()
@@ -91,7 +90,7 @@ def collect(
     ids = store.experience.find_in_ledger(task.ledger, numbers) if task.ledger else []
     samples = list(store.samples(ids=ids)) if ids else []  # by an earlier process
     skip = {s.meta["index"] for s in samples}
-    finished: list[Sample] = []  # and not stored yet
+    finished: list[Sample] = []  # not stored yet
     flushed = time.monotonic()
 
     def flush() -> None:
@@ -103,10 +102,10 @@ def collect(
             origins = []  # samples of one episode are stored together
             for i, s in enumerate(finished):
                 prompt, part = divmod(s.meta["index"], sampler.n)
-                place = f"{part}" if s.episode is None else f"{part}.{i}"
-                origins.append(Origin(task.ledger, prompt, place))
+                position = f"{part}" if s.episode is None else f"{part}.{i}"
+                origins.append(Origin(task.ledger, prompt, position))
             ids = store.append(finished, run=task.run, step=task.step, origins=origins)
-            samples.extend(store.samples(ids=ids))  # another collector may have stored some of them before
+            samples.extend(store.samples(ids=ids))  # another collector may have stored some of them
         finished.clear()
         flushed = time.monotonic()
 
@@ -117,7 +116,7 @@ def collect(
     engine.check = activity.check
     try:
         for sample in rollout.sample(prompts, sampler.n, sampler, seed=task.seed, numbers=numbers, skip=skip):
-            # The samples of an episode come one after the other, and are stored together.
+            # The samples of an episode arrive consecutively, and are stored together.
             last_episode = finished[-1].episode if finished else None
             continues = sample.episode is not None and sample.episode == last_episode
             if is_due() and not continues:
@@ -147,7 +146,7 @@ def collect(
 def score(reward: Reward, samples: Sequence[Sample], store: Store, task: Task, activity: Activity) -> int:
     """Score stored samples and store the rewards; returns how many failed. Raises as `collect` does.
 
-    Of samples in a ledger, which other processes may have scored meanwhile, the first rewards stay.
+    Samples in a ledger, which other processes may have scored meanwhile, retain their first rewards.
     """
     scores = reward.score(samples)
     rows = ((s.id or 0, score.value, score.meta) for s, score in zip(samples, scores, strict=True))

@@ -1,4 +1,4 @@
-"""Scored responses to held-out prompts; the mean of their rewards, and its standard error over prompts."""
+"""Scores responses to held-out prompts: the mean reward, and its standard error over prompts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["Heldout", "heldout"]
 class Heldout:
     """Rewards of n responses to each of M held-out prompts.
 
-    `rewards`: [M,n], NaN where scoring failed. `samples`: in the order of prompts. `errors`: of failed
-    scores. `reward`: its name. `meanings`: by number of a response, where the reward gives them.
+    `rewards`: [M,n], NaN if scoring failed. `samples`: in the order of prompts. `errors`: of failed scores.
+    `reward`: its name. `meanings`: by number of the response, if the reward has them.
     """
 
     rewards: NDArray[np.float64]
@@ -38,20 +38,20 @@ class Heldout:
 
     @property
     def means(self) -> NDArray[np.float64]:
-        """[M] the mean over the scored responses to each prompt; NaN where there are none."""
+        """[M] the mean over the scored responses to each prompt; NaN if there are none."""
         scored = (~np.isnan(self.rewards)).sum(1)
         return np.where(scored > 0, np.nansum(self.rewards, axis=1) / np.maximum(scored, 1), math.nan)
 
     @property
     def mean(self) -> float:
         """The mean over prompts of the mean over their scored responses."""
-        values = _known(self.means)
+        values = _finite(self.means)
         return float(values.mean()) if len(values) else math.nan
 
     @property
     def se(self) -> float:
         """Standard error of `mean` over prompts."""
-        return standard_error(_known(self.means))
+        return standard_error(_finite(self.means))
 
     @property
     def unscored(self) -> int:
@@ -63,14 +63,14 @@ class Heldout:
 
     @cached_property
     def responses(self) -> list[list[Sample]]:
-        """The samples of each response by its number, n to a prompt: of an episode all its rows."""
+        """The samples of each response by its number, n per prompt; all rows of an episode."""
         rows: dict[int, list[Sample]] = {}
         for sample in self.samples:
             rows.setdefault(int(sample.meta["index"]), []).append(sample)
         return [rows[number] for number in sorted(rows)]
 
 
-def _known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return values[~np.isnan(values)]
 
 
@@ -84,7 +84,7 @@ def heldout(
 ) -> Heldout:
     """Sample `sampler.n` responses to each prompt and score them; samples of one episode are one response.
 
-    `samples`: these responses, where they were sampled before.
+    `samples`: these responses, if they were sampled earlier.
     """
     if samples is None:
         samples = rollout.sample(prompts, sampler.n, sampler, seed=seed)
@@ -95,7 +95,7 @@ def heldout(
         s.replace(reward=score.value, meta={**s.meta, **score.meta})
         for s, score in zip(samples, scores, strict=True)
     ]
-    rows = {int(s.meta["index"]): i for i, s in enumerate(samples)}  # sample of each response
+    rows = {int(s.meta["index"]): i for i, s in enumerate(samples)}  # a sample of each response
     errors = [scores[i].error for i in rows.values()]
     return Heldout(
         np.array([values[i] for i in rows.values()], dtype=np.float64).reshape(len(prompts), sampler.n),

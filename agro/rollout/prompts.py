@@ -1,8 +1,8 @@
-"""Prompt files: records with `prompt` and whatever the reward reads, or of a format of prompts.
+"""Prompt files: records with `prompt` and the columns that the reward reads, or records of a prompt format.
 
-Those are data sets of trainers and of problems, and requests of batches. Each reader of `PROMPT_FORMATS`
-returns a record with `prompt`, and raises `Refused` for one that isn't as its format says. The programs and
-versions stand in `formats.toml`.
+Prompt formats are data sets of trainers, problem sets and batch requests. Each reader of `PROMPT_FORMATS`
+returns a record with `prompt`, and raises `Refused` for a record that violates its format. `formats.toml`
+lists the programs and versions.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from agro.types.conversation import normalized, with_tools
 
 SHOWN = 3  # problems that a message names
 Paths = str | Path | Sequence[str | Path]
-Columns = Mapping[str, str] | None  # by field its column, a name or a JMESPath expression
+Columns = Mapping[str, str] | None  # the column of each field: a name or a JMESPath expression
 
 
 class Prompts(NamedTuple):
-    """The prompts of some files, and why others of them are left out."""
+    """The prompts of some files, and the duplicates that are left out."""
 
     prompts: list[Prompt]
-    repeated: list[str]  # FILE:LINE and where it was before, of prompts that are there twice
+    repeated: list[str]  # a message for each duplicate, with FILE:LINE of both
 
 
 def load_prompts(paths: Paths, columns: Columns = None) -> list[Prompt]:
-    """`read_prompts`, which raises `Refused` also for prompts that are there twice."""
+    """Read prompts as `read_prompts` does, but raise `Refused` for duplicates too."""
     prompts, repeated = read_prompts(paths, columns)
     if repeated:
-        raise Refused(f"{_several(repeated, 'prompts are there twice')}. What to do: keep one of each")
+        raise Refused(f"{_several(repeated, 'prompts occur twice')}. What to do: keep one of each")
     return prompts
 
 
 def read_prompts(paths: Paths, columns: Columns = None) -> Prompts:
-    """The prompts of files of JSON Lines, a JSON list, CSV, Excel or Parquet, of folders of `datasets` and
-    of data sets on the hub (hub:OWNER/NAME:SPLIT). Of those that are there twice the first.
+    """Read the prompts of JSON Lines, a JSON list, CSV, Excel or Parquet, of folders of `datasets` and of
+    data sets on the hub (hub:OWNER/NAME:SPLIT), and only the first of duplicates.
 
     `prompt_id` (or `id`) names the group, else a hash of the prompt does. Raises `Refused` with FILE:LINE for
-    lines that aren't such an object, and for an id that names two prompts.
+    lines that aren't prompts, and for an id that names two prompts.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
     check_columns(columns or {})
@@ -61,10 +61,10 @@ def read_prompts(paths: Paths, columns: Columns = None) -> Prompts:
             earlier, location = located[prompt.id]
             if earlier.text != prompt.text:
                 raise Refused(
-                    f"prompt_id: {prompt.id} is that of {location} too, which is another prompt; give ids "
-                    "that are unique, or none"
+                    f"prompt_id: {prompt.id} is also the id of another prompt, at {location}; give unique "
+                    "ids, or none"
                 )
-            repeated.append(f"{line.where}: prompt_id: {prompt.id} is that of {location} too")
+            repeated.append(f"{line.where}: prompt_id: {prompt.id} is also at {location}")
         except RECORD_ERRORS as error:
             problems.append(f"{line.where}: {reason_of(error)}")
     if problems:
@@ -76,16 +76,16 @@ def read_prompts(paths: Paths, columns: Columns = None) -> Prompts:
 
 def places(paths: Sequence[str | Path], columns: Columns, ids: Collection[str]) -> dict[str, str]:
     """FILE:LINE of the prompts with these ids, in files that `read_prompts` has read."""
-    found: dict[str, str] = {}
+    locations: dict[str, str] = {}
     for line in chain.from_iterable(map(read_records, paths)):
         prompt = _read_prompt(line, columns or {})
         if prompt.id in ids:
-            found.setdefault(prompt.id, line.where)
-    return found
+            locations.setdefault(prompt.id, line.where)
+    return locations
 
 
 def _several(problems: Sequence[str], summary: str) -> str:
-    """The first problems in words, and how many there are."""
+    """The only problem, or the number of problems and the first of them."""
     if len(problems) == 1:
         return problems[0]
     examples = "\n".join(f"  {problem}" for problem in problems[:SHOWN])
@@ -136,7 +136,7 @@ def _verl_prompt(row: Row) -> dict[str, Any]:
 
 
 def math_problem(row: Row) -> dict[str, Any]:
-    r"""MATH: the answer is the content of the solution's last \boxed{…}, where the row has none."""
+    r"""MATH: a row without an answer has it in its solution's last \boxed{…}."""
     solution, answer = text(row["solution"], "solution"), row.get("answer")
     if is_unknown(answer):
         answer = _last_box(solution)
@@ -149,7 +149,7 @@ def math_problem(row: Row) -> dict[str, Any]:
 
 
 def _last_box(text: str) -> str | None:
-    r"""The content of the last \boxed{…}, the outermost of those one in the other."""
+    r"""The content of the last \boxed{…}, of nested ones the outermost."""
     opened, content = list[re.Match[str]](), None
     for brace in re.finditer(r"\\boxed\s*\{|(?<!\\)[{}]", text):
         if brace[0] != "}":
@@ -185,7 +185,7 @@ def openai_prompt(request: Row) -> Any:
 
 
 def anthropic_prompt(params: Row) -> list[dict[str, Any]]:
-    """The messages of a request, after the tools that it declares. The system's is a field of its own."""
+    """The messages of a request, after the tools that it declares. The system message is a separate field."""
     messages = objects(params.get("messages"), "params.messages")
     if params.get("system") is not None:
         messages = [{"role": "system", "content": params["system"]}, *messages]

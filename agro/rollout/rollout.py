@@ -1,9 +1,9 @@
-"""From prompts to samples: an encoder, an engine and, for episodes, an environment, as a configuration has
-them. The reward of an episode is the environment's, or that of its last turn.
+"""From prompts to samples: a configured encoder, engine and, for episodes, environment. The reward of an
+episode is the environment's, or that of its last turn.
 
-The tokens of an episode: those that the policy chose, and those of the environment. Sampled tokens never
-change; only observations are encoded. An observation is appended to a text prompt. Messages are rendered by
-the chat template: if the conversation with the new message extends the previous text, the extension is
+An episode consists of tokens that the policy chose, and of tokens of the environment. Sampled tokens never
+change; only observations are encoded. After a text prompt an observation is appended. Messages are rendered
+by the chat template: if the conversation with the new message extends the previous text, the extension is
 appended. A template that rewrites earlier turns (such as one that drops earlier reasoning) starts a new row,
 whose context is the conversation as rendered now.
 """
@@ -43,30 +43,30 @@ from agro.types import ROUNDING, UNKNOWN_VERSION, Messages, Prompt, Role, Sample
 from agro.types.kept_sets import ALL, Ids, flat
 
 T = TypeVar("T")
-# Of the tokens that the policy chose, as in `Continuation`; None where they aren't known, or recorded.
+# For the tokens that the policy chose, as in `Continuation`; None if unknown or not recorded.
 LogProbs = Sequence[float] | None
-Version = int | NDArray[np.int32]  # of all, or of each
-Kept = Sequence[Ids] | None  # of all of a row, or of none
+Version = int | NDArray[np.int32]  # one for all tokens, or one for each
+Kept = Sequence[Ids] | None  # for all tokens of a row, or for none
 
 
 class EpisodeRow:
-    """One sequence: a context, then actions and observations. `context`: tokens before the first action."""
+    """One sequence: `context` tokens, then actions and observations."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens: list[int] = []
         self.action: list[bool] = []
         self.logp: list[float] = []
         self.version: list[int] = []
-        self.kept: list[Ids] | None = None  # of each token; None where they aren't recorded
+        self.kept: list[Ids] | None = None  # for each token; None if not recorded
         self.context = len(tokens)
         self.observe(tokens)
 
     def observe(self, tokens: list[int]) -> None:
-        """Tokens of the context or the environment."""
+        """Append tokens of the context or the environment."""
         self._add(tokens, None, UNKNOWN_VERSION, None, action=False)
 
     def act(self, tokens: list[int], logp: LogProbs, version: Version, kept: Kept = None) -> None:
-        """Tokens that the policy chose."""
+        """Append tokens that the policy chose."""
         if kept is not None and self.kept is None:
             self.kept = [ALL] * len(self.tokens)
         self._add(tokens, logp, version, kept, action=True)
@@ -81,11 +81,11 @@ class EpisodeRow:
             self.kept += kept or [ALL] * count
 
     def sample(self, encoder: Encoder, *, number: int, meta: dict[str, Any], **fields: Any) -> Sample:
-        """The row as sample `number` of its episode, from 0; `fields`: those that it doesn't know."""
+        """The row as sample `number` (from 0) of its episode; `fields`: those that the row doesn't have."""
         length, context = len(self.tokens), self.tokens[: self.context]
         if "response" not in fields:
             fields["response"] = encoder.decode(self.tokens[self.context :], context)
-        # Where the environment's turns stand in the response: [start, end] in characters.
+        # The spans of the environment's turns in the response: [start, end] in characters.
         observations, start = [], 0
         ends = [i for i in range(self.context + 1, length) if self.action[i] != self.action[i - 1]]
         for end in [*ends, length] if ends else ():
@@ -95,7 +95,7 @@ class EpisodeRow:
             start = stop
         versions = {v for v, action in zip(self.version, self.action, strict=True) if action}
         kept, kept_count = (None, None) if self.kept is None else flat(self.kept)
-        known = {
+        defaults = {
             "tokens": np.array(self.tokens),
             "action": np.array(self.action),
             "behavior_logp": None if np.isnan(self.logp).all() else np.array(self.logp),
@@ -108,14 +108,14 @@ class EpisodeRow:
             "role": "policy",
             "source": "policy",
         }
-        return Sample(**{**known, **fields})
+        return Sample(**{**defaults, **fields})
 
 
 class Transcript:
-    """The rows of an episode, and the text or the messages that its next turn goes on from."""
+    """The rows of an episode, and the text or the messages that its next turn continues."""
 
     def __init__(self, encoder: Encoder, prompt: Prompt, ids: list[int]) -> None:
-        """`ids` are those of the prompt."""
+        """`ids`: the tokens of the prompt."""
         self.encoder = encoder
         self.rows = [EpisodeRow(ids)]
         self.messages: Messages | None = None
@@ -124,7 +124,7 @@ class Transcript:
         self.text = self._opening = encoder.render(prompt.text)  # of the last row
 
     def act(self, tokens: list[int], logp: LogProbs, version: Version, kept: Kept = None) -> None:
-        """A turn of the policy, its end token included."""
+        """Append a turn of the policy, including its end token."""
         self.rows[-1].act(tokens, logp, version, kept)
         written, self._end = self.encoder.turn(tokens)
         self.text += written
@@ -132,7 +132,7 @@ class Transcript:
             self.messages.append(self.encoder.chat.message(written, self._opening))
 
     def observe(self, observation: str, role: str) -> bool:
-        """Append an observation. False, without a change, if it doesn't fit into the model's context."""
+        """Append an observation; returns False, without a change, if it exceeds the model's context."""
         row, so_far = self.rows[-1], self.text + self._end
         text = so_far + observation
         message = {"role": role, "content": observation}
@@ -173,7 +173,7 @@ class Episode:
         self.turns: list[str] = []
         self.rewards: list[float | None] = []
         self.infos: list[dict[str, Any]] = []
-        self.sampled = 0  # tokens
+        self.sampled = 0  # number of tokens
         self.finish = ""
         self.error: str | None = None
         self.state = self._guarded(lambda: environment.reset(prompt))
@@ -192,7 +192,7 @@ class Episode:
         version: Version = UNKNOWN_VERSION,
         kept: Kept = None,
     ) -> bool:
-        """One turn of the policy, and the environment's reply; returns whether another turn follows."""
+        """Play a turn of the policy and the environment's reply; returns whether another turn follows."""
         text = self.encoder.decode(tokens, self.ids)
         self.transcript.act(tokens, logp, version, kept)
         self.sampled += len(tokens)
@@ -215,7 +215,7 @@ class Episode:
         return False
 
     def _guarded(self, call: Callable[[], T]) -> T | None:
-        """The result of `call`; where it raises, None, with the cause in `error`."""
+        """Return the result of `call`; if it raises, None, with the cause in `error`."""
         try:
             return call()
         except Exception as error:  # noqa: BLE001 only this episode fails
@@ -225,15 +225,15 @@ class Episode:
     def samples(
         self, name: str, last_turn: str, meta: dict[str, Any], sampling: dict[str, Any]
     ) -> list[Sample]:
-        """One sample, or several under the episode's `name` where a template rewrote history.
+        """One sample, or several under the episode's `name` if a template rewrote history.
 
-        The reward is the sum of the environment's; None where it returned none, or failed.
+        The reward is the sum of the environment's rewards; None if it returned none, or failed.
         """
         rewards = [r for r in self.rewards if r is not None]
         if self.error is None and rewards and len(rewards) < len(self.rewards):
             self.error = (
-                f"environment {self.environment.name}: expected a reward at each turn (0.0 where a turn "
-                f"earns nothing) or at none, got a reward at {len(rewards)} of {len(self.rewards)} turns"
+                f"environment {self.environment.name}: expected a reward at each turn (0.0 for a turn "
+                f"that earns nothing) or at none, got a reward at {len(rewards)} of {len(self.rewards)} turns"
             )
         meta = {
             **self.prompt.columns,
@@ -260,7 +260,7 @@ class Episode:
         return [row.sample(self.encoder, number=i, meta=meta, **shared) for i, row in enumerate(rows)]
 
 
-ATTRIBUTES = ("version", "measured", "check")  # of an engine
+ATTRIBUTES = ("version", "measured", "check")  # that an engine must have
 
 
 @dataclass(eq=False)
@@ -273,10 +273,10 @@ class Rollout:
     max_turns: int = 1
     source: str = "policy"  # of its samples
     role: Role = "policy"  # of its samples
-    marks: Mapping[str, Any] = field(default_factory=dict)  # in `sampling`, besides the sampler's settings
+    marks: Mapping[str, Any] = field(default_factory=dict)  # added to the sampler's settings in `sampling`
 
     def __post_init__(self) -> None:
-        self._name = uuid.uuid4().hex  # of its episodes, since other runs have the same seeds and numbers
+        self._name = uuid.uuid4().hex  # unique, since other runs have the same seeds and numbers
 
     def sample(
         self,
@@ -288,28 +288,28 @@ class Rollout:
         numbers: Sequence[int] | None = None,
         skip: Collection[int] = (),
     ) -> Iterator[Sample]:
-        """`n` responses per prompt without rewards, each as soon as it finishes.
+        """Sample `n` responses per prompt, without rewards; yields each when it finishes.
 
         `meta` of a sample contains the prompt's columns, "finish" ("stop": an end token or a stop text;
-        "length"; "error": the environment failed), "thought" of a chat ("open" or "closed", where there is
-        one) and "index", the number of the response: n · (number of the
-        prompt) + (0 … n-1). Number and `seed` determine the noise. A stop text is removed from the text of a
-        response, but not from its tokens. The model's context may end a response before `options.max_new`,
-        with "length". An episode is one sample, or several where a chat template rewrites history.
+        "length"; "error": the environment failed), "thought" if a chat response has one ("open" or "closed")
+        and "index", the number of the response: n · (number of the prompt) + (0 … n-1). Number and `seed`
+        determine the noise. A stop text is removed from the text of a response, but not from its tokens. The
+        model's context may end a response before `options.max_new`, with "length". An episode is one sample,
+        or several if a chat template rewrites history.
 
-        Raises `Refused` before anything is computed where a prompt leaves no room for a response in the
-        model's context, for an empty stop text, and for an option that the engine can't serve.
+        Raises `Refused` before any computation if a prompt leaves no room for a response in the model's
+        context, and for an empty stop text or an option that the engine doesn't support.
 
         Args:
-            numbers: of the prompts; from 0 unless given.
-            skip: numbers of responses that aren't sampled.
+            numbers: of the prompts; None: from 0.
+            skip: numbers of responses not to sample.
         """
         check_section("sampler", options, declared(self.engine), f"the engine {type(self.engine).__name__}")
         stops = {"sampler.stop": options.stop}
         if self.environment is not None:
             stops[f"environment {self.environment.name}: stop"] = self.environment.stop
         for name, texts in stops.items():
-            if not all(texts):  # an empty one would end every response before it begins
+            if not all(texts):  # an empty one would end every response at its start
                 raise Refused(f"{name}: expected texts that aren't empty, got {list(texts)!r}")
         prompt_of: dict[int, Prompt] = {}
         waiting: deque[Request] = deque()
@@ -327,8 +327,8 @@ class Rollout:
         return self._episodes(self.environment, prompt_of, waiting, options, seed)
 
     def _decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
-        """What the engine makes. Raises `Refused` for what isn't as `Engine` says: it may be anybody's."""
-        name, asked, answered = type(self.engine).__name__, len(waiting), 0
+        """Run the engine. Raises `Refused` for results that violate `Engine`, since it may be a user's."""
+        name, requested, answered = type(self.engine).__name__, len(waiting), 0
         with plugins.errors_of(self.engine.decode, f"engine {name}: decode"):
             for done in self.engine.decode(waiting, sampler, seed):
                 if not isinstance(done, Continuation):
@@ -337,12 +337,13 @@ class Rollout:
                     raise Refused(f"engine {name}: response {done.request.number}: expected {problem}")
                 remaining = len(waiting)
                 yield done
-                answered, asked = answered + 1, asked + len(waiting) - remaining  # it may have led to others
-        if answered != asked:
-            raise Refused(f"engine {name} answered {answered} of {asked} requests")
+                answered += 1
+                requested += len(waiting) - remaining  # the caller may have added some
+        if answered != requested:
+            raise Refused(f"engine {name} answered {answered} of {requested} requests")
 
     def _problem(self, done: Any) -> str:
-        """What isn't as `Continuation` says; "" where nothing is."""
+        """What `Continuation` requires and this result violates, "" if nothing."""
         ids, logp, room, vocabulary = done.tokens, done.logp, done.request.room, self.encoder.vocab_size
         if not (isinstance(ids, np.ndarray) and isinstance(logp, np.ndarray)):
             kinds = f"{type(ids).__name__} and {type(logp).__name__}"
@@ -360,7 +361,7 @@ class Rollout:
     def _responses(
         self, prompt_of: dict[int, Prompt], waiting: deque[Request], sampler: SamplerConfig, seed: int
     ) -> Iterator[Sample]:
-        """Each response is a sample as soon as it finishes."""
+        """Yield each response as a sample when it finishes."""
         sampling = recorded(sampler, seed) | dict(self.marks)
         for done in self._decode(waiting, sampler, seed):
             prompt, context = prompt_of[done.request.number], done.request.ids
@@ -397,10 +398,9 @@ class Rollout:
         sampler: SamplerConfig,
         seed: int,
     ) -> Iterator[Sample]:
-        """The turns of all episodes are decoded together, each as soon as it can be.
+        """Decode the turns of all episodes together, each as early as possible.
 
-        The keys and values of a context are computed again for each turn. The noise of an episode continues
-        over turns.
+        Keys and values of a context are recomputed for each turn. An episode's noise continues over turns.
         """
         live: dict[int, Episode] = {}
         stops = tuple(dict.fromkeys((*sampler.stop, *environment.stop)))
@@ -438,7 +438,7 @@ class PlayingEnvironment(Protocol):
     def play(
         self, rollout: Rollout, prompt_of: Mapping[int, Prompt], sampler: SamplerConfig, seed: int
     ) -> Iterator[Sample]:
-        """The samples of each response, those of an episode one after the other. `prompt_of`: by number."""
+        """Yield the samples of each response, an episode's consecutively. `prompt_of`: by response number."""
         ...
 
 
@@ -452,16 +452,16 @@ def before_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 def recorded(sampler: SamplerConfig, seed: int) -> dict[str, Any]:
     """The `sampling` of a sample: what determines its distribution, and the seed; an engine adds to it."""
-    without = {"n", "batch", "keep_sets", "skip_layers"}
-    return {**sampler.model_dump(mode="json", exclude=without), "seed": seed}
+    excluded = {"n", "batch", "keep_sets", "skip_layers"}
+    return {**sampler.model_dump(mode="json", exclude=excluded), "seed": seed}
 
 
 class EpisodeReward(Reward):
-    """Keeps rewards and errors of the environment, and scores the other episodes by `inner`.
+    """Uses the environment's rewards and errors, and scores the other episodes by `inner`.
 
     `inner` receives the last turn as the response, and as columns "transcript" (everything after the prompt),
-    "turns", "tool_calls" and "turn_info". The rows of one episode share its score. A prompt without a column
-    is no problem: an environment may add it.
+    "turns", "tool_calls" and "turn_info". The rows of one episode share its score. `problem` reports nothing,
+    since an environment may add missing columns.
     """
 
     def __init__(self, inner: Reward) -> None:
@@ -497,7 +497,7 @@ class EpisodeReward(Reward):
 
 
 def embedded(policy: Policy, version: int = -1, *, fused: bool = True) -> Engine:
-    """An engine on the weights of `policy` in this process; `fused` as of the configuration's engine."""
+    """An engine on the weights of `policy` in this process; `fused`: see `engine.fused`."""
     from agro.rollout.engines.hf import HF
 
     return HF(policy, version, fused=fused)
@@ -506,11 +506,11 @@ def embedded(policy: Policy, version: int = -1, *, fused: bool = True) -> Engine
 def load_engine(
     settings: config.EngineConfig, policy: Policy, say: Callable[[str], None], version: int = -1
 ) -> Engine:
-    """The engine that the configuration names: on the weights of `policy` in this process, a server that is
-    started for it, or others.
+    """Make the configured engine: on the weights of `policy` in this process, on a server that is started for
+    it, on running servers, or a user's.
 
-    `say` reports servers that are no longer used, and those that are again. `version`: of the weights of
-    `policy`; servers have none before the first push.
+    `say` reports servers that are dropped or used again. `version`: of the weights of `policy`; servers have
+    none before the first push.
     """
     if settings.kind == "hf":
         return embedded(policy, version, fused=settings.fused)
@@ -521,14 +521,14 @@ def load_engine(
             return VLLM(settings, policy, say)
         return Server(settings, policy.encoder, say=say, level=sleep_level(settings, policy))
     make = engine_of_user(settings.kind)
-    given = (policy, version) if "shares_weights" in declared(make) else (policy.encoder, say)
+    arguments = (policy, version) if "shares_weights" in declared(make) else (policy.encoder, say)
     with plugins.errors_of(make, called_with(settings)):
-        engine = make(*given, **settings.options)
+        engine = make(*arguments, **settings.options)
     missing = [name for name in ATTRIBUTES if not hasattr(engine, name)]
     if missing:
         raise Refused(
             f"engine.kind: {settings.kind}: expected the attributes of agro.rollout.engines.Engine, got "
-            f"none called {', '.join(missing)}. What to do: set them when the engine is made"
+            f"none called {', '.join(missing)}. What to do: set them in its constructor"
         )
     return engine
 
@@ -539,7 +539,7 @@ def load_rollout(
     environment: config.EnvironmentConfig | None = None,
     source: str = "policy",
 ) -> Rollout:
-    """Raises `Refused` where the environment can't be created."""
+    """Make a rollout. Raises `Refused` if the environment can't be created."""
     if environment is None:
         return Rollout(encoder, engine, source=source)
     return Rollout(encoder, engine, load_environment(environment), environment.max_turns, source)

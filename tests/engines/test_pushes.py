@@ -57,7 +57,7 @@ def test_a_push_that_silently_fails_is_refused(bench, way: str, push: str) -> No
         made.load(bench.moved(policy, 2, way), 2)
     text = str(refused.value)
     off = of_probe(policy) - of_probe(state.engine.policy)
-    assert f"{np.abs(off).mean():.3g} nats a token off" in text
+    assert f"{np.abs(off).mean():.3g} nats per token off" in text
     assert np.abs(off).mean() > 0.001
     assert made.hosts[0].url in text
     assert "engine.push_error = 0.001" in text
@@ -133,7 +133,7 @@ def test_an_adapter_on_another_model_is_refused(bench, tuned) -> None:
     state = bench.server()
     for weight in state.base.values():
         weight.add_(torch.randn_like(weight) * 0.3)
-    with pytest.raises(Refused, match="nats a token off"):
+    with pytest.raises(Refused, match="nats per token off"):
         bench.engine(tuned, state).load(bench.moved(tuned, 1, "adapter"), 1)
 
 
@@ -192,7 +192,7 @@ def test_a_server_that_dies_is_named_and_comes_back_after_its_probe(bench) -> No
     a.dead, a.push = False, "nothing"
     made.load(bench.moved(policy, 3, "reload"), 3)  # runs again, without the weights
     assert made.measured["servers"] == 1
-    assert "nats a token off" in made.measured["servers_dropped"][a.url]
+    assert "nats per token off" in made.measured["servers_dropped"][a.url]
     a.push = "right"
     made.load(bench.moved(policy, 4, "reload"), 4)
     assert made.measured["servers"] == 2
@@ -269,7 +269,7 @@ def test_versions_of_tokens_are_stored_as_the_server_says_them(bench) -> None:
     ("spans", "words"),
     [
         ([("1", 0, 1)], r"over 3 tokens, got \[\(0, 1\)\]"),
-        ([("1", 1, 3)], "weight_versions: expected spans one after the other"),
+        ([("1", 1, 3)], "weight_versions: expected contiguous spans over"),
         ([("1", 0, 2), ("2", 1, 3)], "weight_versions"),
         ([("1", 0, 0), ("2", 0, 3)], "weight_versions"),
         ([], "weight_versions"),
@@ -338,7 +338,7 @@ def test_sglang_gets_weights_is_probed_and_samples(bench, tuned, way: str) -> No
     assert paths.count(pushed) == 2
     assert paths.count("/flush_cache") == (2 if way == "reload" else 0)
     state.push = "nothing" if way == "reload" else "first adapter"
-    with pytest.raises(Refused, match="nats a token off"):
+    with pytest.raises(Refused, match="nats per token off"):
         made.load(bench.moved(policy, 3, way), 3)
 
 

@@ -115,7 +115,7 @@ def test_a_server_that_does_not_start_is_named_with_what_it_said(tmp_path: Path)
     policy = Policy.load(PolicyConfig(new=NEW), seed=0)
     fails = program(tmp_path, "#!/bin/sh\necho no kernel image is available\nexit 3\n")
     began = time.monotonic()
-    with pytest.raises(Refused, match=r"vLLM ended with exit status 3\. It said at last:\nno kernel image"):
+    with pytest.raises(Refused, match=r"vLLM ended with exit status 3\. Its last output:\nno kernel image"):
         VLLM(EngineConfig(kind="vllm", vllm=fails), policy, print)
     with pytest.raises(Refused, match=r"engine\.vllm: /nowhere/vllm: no such command\. .*pip install vllm"):
         VLLM(EngineConfig(kind="vllm", vllm="/nowhere/vllm"), policy, print)

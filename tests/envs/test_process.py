@@ -101,7 +101,7 @@ def test_one_that_answers_otherwise_when_played_again_fails(count):
         environment.step(second, "a")
         with pytest.raises(WrongResult, match="its process was killed by SIGKILL"):
             environment.step(first, "die")
-        with pytest.raises(WrongResult, match="answered otherwise"):
+        with pytest.raises(WrongResult, match="gave other replies"):
             environment.step(second, "a")
 
 

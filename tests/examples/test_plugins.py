@@ -127,10 +127,10 @@ def test_a_package_of_several_has_presets_recipes_and_claims(install: Install, t
     assert (get("wide").of, get("mine").of, recipes.get("mine").title) == ("imitate_best", "", "Ours.")
     assert "their_claims" not in sys.modules
     assert claims_of("mine") == ("claimed",)
-    with pytest.raises(Refused, match=r"nothing is claimed of wide\. .* by the name 'wide'"):
+    with pytest.raises(Refused, match=r"nothing is claimed of wide\. .* whose key 'wide'"):
         claims_of("wide")
     install(tmp_path / "again", {"agro.objectives": {"again": "their_objectives:TWICE"}})
-    with pytest.raises(Refused, match=r"objectives of again, .*: there is an objective rloo"):
+    with pytest.raises(Refused, match=r"objectives of again, .*: objective rloo already exists"):
         names()
 
 

@@ -134,7 +134,7 @@ def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
     logp = {"logp": torch.tensor([[0.0, -1.0]] * 4, dtype=torch.float64)}
     out = objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([2, 3]))
     assert out.grads["logp"][2:, 1].isfinite().all()
-    said = r"isn't finite in a \(a ratio that overflows\?\)\. What to do"
+    said = r"isn't finite in a \(does a ratio overflow\?\)\. What to do"
     with pytest.raises(NotFinite, match=said):
         objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([0, 1]))
 
@@ -238,7 +238,7 @@ def test_a_value_says_its_loss_and_its_mean(name: str, stream: str) -> None:
 
 
 def test_three_groups_are_named_of_those_too_small() -> None:
-    with pytest.raises(Refused, match=r"0 of 5 groups have it, 5 don't \(for one: a; b; c\)\."):
+    with pytest.raises(Refused, match=r"0 of 5 groups have it, 5 don't \(for example: a; b; c\)\."):
         at_the_reference("rloo", {g: (1, [1.0]) for g in "abcde"})
 
 
@@ -248,10 +248,10 @@ def test_three_groups_are_named_of_those_too_small() -> None:
         (
             "abcdefgh",
             [[0, 1], [2, 3], [4, 5], [6, 7]],
-            r"4 of 4 pairs don't \(for one: r0 over r1; r2 over r3; r4 over r5\)",
+            r"4 of 4 pairs don't \(for example: r0 over r1; r2 over r3; r4 over r5\)",
         ),
-        ("aabbccdd", [[0, 1]], r"1 of 4 groups have it, 3 don't \(for one: b; c; d\)"),
-        ("aabcdeff", [[0, 1], [6, 7]], r"2 of 6 groups have it, 4 don't \(for one: b; c; d\)"),
+        ("aabbccdd", [[0, 1]], r"1 of 4 groups have it, 3 don't \(for example: b; c; d\)"),
+        ("aabcdeff", [[0, 1], [6, 7]], r"2 of 6 groups have it, 4 don't \(for example: b; c; d\)"),
     ],
 )
 def test_three_pairs_or_groups_are_named_of_those_that_cannot_be_used(
@@ -390,7 +390,7 @@ def test_observations_by_hand() -> None:
 
 def test_observations_that_are_not_marked_are_refused_by_row() -> None:
     batch, streams = of_one_token([1, 0], ids=["one", "two"]), {"observed_logp": np.zeros((2, 2))}
-    with pytest.raises(Refused, match=r"0 of 2 rows have it, 2 don't \(for one: one; two\)"):
+    with pytest.raises(Refused, match=r"0 of 2 rows have it, 2 don't \(for example: one; two\)"):
         at(-1.0, "rloo", batch, observations=0.5, streams=streams)
 
 

@@ -96,7 +96,8 @@ def test_a_need_unknown_everywhere(name: str, options: dict[str, Any], need: str
 def test_one_token_without_its_log_prob_is_a_row_without() -> None:
     ref = [list(row) for row in SIX["ref_logp"]]
     ref[4][2] = np.nan
-    assert "5 of 6 rows have it, 1 don't (for one: sample 5)" in refusal("agro", {"beta": 0.1}, ref_logp=ref)
+    said = refusal("agro", {"beta": 0.1}, ref_logp=ref)
+    assert "5 of 6 rows have it, 1 don't (for example: sample 5)" in said
 
 
 @pytest.mark.parametrize("staleness", [1.0, 0.5, np.nan])
@@ -104,7 +105,7 @@ def test_one_token_without_its_log_prob_is_a_row_without() -> None:
 def test_onpolicy_is_refused_on_anything_but_fresh_samples(staleness: float, baseline: bool) -> None:
     said = refusal("agro_onpolicy", {"beta": 0.1, "baseline": baseline}, staleness=[0, 0, staleness, 0, 0, 0])
     assert "staleness 0" in said
-    assert "5 of 6 rows have it, 1 don't (for one: sample 3)" in said
+    assert "5 of 6 rows have it, 1 don't (for example: sample 3)" in said
     assert "agro" in said.split("What to do")[1]
 
 
@@ -135,7 +136,7 @@ def test_groups_too_small(name: str, options: dict[str, Any], needs: set[str]) -
     assert f"at least {least} responses: 0 of 6 groups have it" in said
 
 
-NO_ROW = "0 of 6 rows have it, 6 don't (for one: sample 1; sample 2; sample 3)"
+NO_ROW = "0 of 6 rows have it, 6 don't (for example: sample 1; sample 2; sample 3)"
 VOTES = 'of 3 pairs have it, {} don\'t .*sample 3 over sample 2; sample 4 over sample 6.*votes = "ignore"'
 JOINED = "expected each to join two responses to one prompt, but 1 of 3 pairs don't .*sample 1 over sample {}"
 THREE = [(0, 1), (2, 1), (3, 5)]
@@ -147,7 +148,7 @@ THREE = [(0, 1), (2, 1), (3, 5)]
     [
         (None, {}, {}, f"needs pairs.*{re.escape(NO_ROW)}.*agro import"),
         ([], {}, {}, f"needs pairs.*{re.escape(NO_ROW)}.*agro import"),
-        ([(3, 5)], {}, {}, r"1 of 2 groups have it, 1 don't \(for one: a\).*objective.singletons=drop"),
+        ([(3, 5)], {}, {}, r"1 of 2 groups have it, 1 don't \(for example: a\).*objective.singletons=drop"),
         ([(0, 2), (0, 3), (3, 4)], {}, {}, JOINED.format(4)),
         ([(0, 2), (0, 0), (3, 4)], {}, {}, JOINED.format(1)),
         ([(0, 2), (0, 1), (3, 4)], {"response": [0, 0, 1, 2, 3, 4]}, {}, JOINED.format(2)),
@@ -167,7 +168,7 @@ def test_pairs_that_are_refused(name: str, pairs: Any, batch: Any, options: Any,
 def test_an_episode_in_two_rows_is_one_response() -> None:
     """Two rows, one response: too few for a group of two."""
     said = refusal("rloo", {}, group=[*"aabbbb"], response=[0, 0, 1, 2, 3, 4], reward=[1.0, 1.0, 0, 1, 2, 3])
-    assert "1 of 2 groups have it, 1 don't (for one: a)" in said
+    assert "1 of 2 groups have it, 1 don't (for example: a)" in said
 
 
 def test_the_kl_stream() -> None:
@@ -227,7 +228,7 @@ def test_what_overflows_names_the_row(options: dict[str, Any], field: str, far: 
     values[2][2] = far
     found = refusal("grpo", options, **{field: values})
     assert "objective grpo" in found
-    assert "sample 3 (a ratio that overflows?). What to do: " in found
+    assert "sample 3 (does a ratio overflow?). What to do: " in found
 
 
 @pytest.mark.parametrize(
@@ -316,12 +317,12 @@ WEIGHED: dict[str, Any] = {"weight": "behavior"}
         (
             "grpo",
             WEIGHED | {"weight_min": 2.0},
-            ("weight_min = 2.0 needs weight_max of that or more, got 1.0",),
+            ("weight_min = 2.0 needs weight_max at least as large, got 1.0",),
         ),
         (
             "middle_band",
             {"low": 0.8, "high": 0.2},
-            ("low = 0.8 needs high of that or more, got 0.2; change low or",),
+            ("low = 0.8 needs high at least as large, got 0.2; change low or",),
         ),
         ("otr", {"draws": 1.5}, ("otr: draws = 1.5 needs to be a whole number; change draws",)),
         ("otr", {"seed": 3.0}, ("draws = 0.0 needs seed = 0, got 3.0; change draws or seed",)),

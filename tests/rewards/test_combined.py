@@ -266,7 +266,7 @@ def test_a_part_that_works_against_the_others_has_a_negative_share():
 
 def test_a_log_without_parts_is_refused_by_whitening_and_has_no_share():
     imported = [of("p", 1.0), of("p", 0.0)]
-    with pytest.raises(Refused, match="of its part a nothing is recorded"):
+    with pytest.raises(Refused, match="its part a isn't recorded"):
         shaped(imported, configured(whiten="group", **TWO))
     assert shares(imported, configured(**TWO)) == {"a": None, "b": None}
 
@@ -396,8 +396,8 @@ def test_a_function_gives_a_number_for_each_step_or_turn(each) -> None:
     assert found[0].meta == {"place_rewards": [1.0, 2.0, 3.0]}
     assert [score.error for score in found[1:]] == [
         "returned 2 numbers for 3 steps",
-        "the response has several turns; give reward.places = 'turn'",
-        "the template rewrote the episode's history: it has no one sequence of tokens",
+        "the response has several turns; set reward.places = 'turn'",
+        "the template rewrote the episode's history: it has several sequences of tokens",
     ]
     with closing(load_reward(each(places="turn"))) as reward:
         assert [score.value for score in reward.score(samples[2:3])] == [3.0]
@@ -406,5 +406,5 @@ def test_a_function_gives_a_number_for_each_step_or_turn(each) -> None:
 def test_what_excludes_steps_is_refused(each) -> None:
     with pytest.raises(Refused, match=r"reward\.places excludes"):
         each(places="\n", clip=[0, 1])
-    with pytest.raises(Refused, match=r"reward\.places is of functions, and exact is none"):
+    with pytest.raises(Refused, match=r"reward\.places is for functions, and exact isn't one"):
         load_reward(configured(name="exact", places="turn"))

@@ -29,7 +29,7 @@ def test_above_the_limit_the_message_names_causes_and_samples():
     assert "5 × ValueError: could not convert 0 (r.py:7): sample 100, sample 101, sample 102\n" in text
     assert "3 × timed out after 10 s: sample 105, sample 106, sample 107\n" in text
     assert "2 × returned nan: sample 108, sample 109\n" in text
-    assert "1 of other causes" in text
+    assert "1 with other causes" in text
 
 
 def test_causes_differ_by_more_than_the_value_they_quote():

@@ -287,7 +287,7 @@ def test_the_trap_of_on_policy_agro_is_told_before_and_during_a_run(tmp_path: Pa
     objective = {"name": "agro_onpolicy", "beta": 0.05}
     run(tmp_path, "a", objective=objective, **common)
     said = capsys.readouterr().err
-    assert "solves more often than ½ − β = 0.45 of the time" in said
+    assert "solved more often than ½ − β = 0.45 of the time" in said
     assert said.count("held-out prompts whose 8 rewards differ") == 1
     assert said.count("of the groups whose rewards differ the best response is pushed down") == 1
     run(tmp_path, "b", objective=objective | {"likelihood_ratio": "adaptive"}, **common)

@@ -135,7 +135,7 @@ def test_a_store_without_pairs(tmp_path: Path) -> None:
     fill_store(tmp_path / "pairs.db", groups=2)
     said = refused(tmp_path)
     assert f"0 of 8 samples in {tmp_path / 'pairs.db'} " in said
-    assert "(for one: sample 1 (prompt " in said
+    assert "(for example: sample 1 (prompt " in said
     assert "agro import" in said
     assert "prompt, chosen and rejected" in said
 
@@ -185,7 +185,7 @@ def test_votes_that_are_not_known(tmp_path: Path) -> None:
     votes = {"name": "dpo", "beta": 0.3, "votes": "mean"}
     said = refused(tmp_path, votes)
     assert "needs the votes of each pair: 0 of 36 pairs have it" in said
-    assert "(for one: sample 1 over sample 2; sample 3 over sample 4; sample 5 over sample 6)" in said
+    assert "(for example: sample 1 over sample 2; sample 3 over sample 4; sample 5 over sample 6)" in said
     with Store.open(tmp_path / "voted.db") as store:
         import_files(store, [preferences(tmp_path, votes_chosen=4, votes_rejected=1)])
     assert len(run(tmp_path, votes, data={"store": str(tmp_path / "voted.db")}, train__steps=2)) == 2

@@ -110,7 +110,7 @@ SAMPLES: list[tuple[Changes, str]] = [
     (ON_POLICY | {"source__sync_every": 2}, r"source\.sync_every = 2 samples are stale \(with 1 they"),
     (
         ON_A_LOG | {"objective": {"name": "grpo", "ratio": "old"}},
-        r"old_logp \(the trainer's log-probs when its samples were made\), but data\.replay = 1",
+        r"old_logp \(the trainer's log-probs when its samples were generated\), but data\.replay = 1",
     ),
     (RATIOS | {"sampler__keep_sets": False}, r"top_p 0\.8: .*embedded engine, sampler\.keep_sets = true"),
     (RATIOS | {"sampler__temperature": 0.0}, r"temperature 0, top_p 0\.8: .*without greedy choices"),
@@ -212,7 +212,7 @@ OTHER_POLICIES: list[tuple[Changes, str]] = [
         {"engine__kind": "vlm"},
         r"engine\.kind: expected hf, vllm, .*module:NAME .*; did you mean vllm\?, got 'vlm'",
     ),
-    ({"engine__kind": "json:dumps"}, r"a class as agro\.rollout\.engines\.Engine, .* without decode, load"),
+    ({"engine__kind": "json:dumps"}, r"a class like agro\.rollout\.engines\.Engine, .* without decode, load"),
     ({"engine__kind": "none.py:X"}, r"engine\.kind: there is no file .*none\.py"),
     (
         {"environment": {"name": "some.py:Environment"}, "data": {"store": "log.db", "replay": 1.0}},

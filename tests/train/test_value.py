@@ -201,6 +201,6 @@ def test_a_prompt_that_comes_later_and_has_no_value_is_refused_by_name(tmp_path:
 
     fill_store(tmp_path / "values.db")
     trainer = Trainer(stored(tmp_path, train__steps=20), tmp_path / "run", monitors=[Grow()])
-    late = r"needs stored_value: 3 of 4 rows have it, 1 don't \(for one: sample \d+ \(prompt late\)\)"
+    late = r"needs stored_value: 3 of 4 rows have it, 1 don't \(for example: sample \d+ \(prompt late\)\)"
     with pytest.raises(Refused, match=late):
         trainer.run()

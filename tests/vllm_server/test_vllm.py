@@ -182,7 +182,7 @@ def test_a_tied_output_layer_without_its_own_name_is_noticed(connect, tied) -> N
     pushed.push()
     pushed.form = "model"
     move(pushed.policy)
-    with pytest.raises(Refused, match="nats a token off"):
+    with pytest.raises(Refused, match="nats per token off"):
         pushed.push()
     pushed.form = "explicit_head"
     assert pushed.push() < RIGHT
@@ -192,7 +192,7 @@ def test_half_a_checkpoint_is_noticed_by_reload(connect, untied) -> None:
     """By its log-probs, or since it has none: a layer of which only a part was loaded may give NaN."""
     pushed = connect(untied, push="reload")
     move(pushed.policy)
-    with pytest.raises(Refused, match=r"nats a token off|Out of range float values"):
+    with pytest.raises(Refused, match=r"nats per token off|Out of range float values"):
         pushed.push(half)
     assert pushed.push() < RIGHT
 
@@ -256,7 +256,7 @@ def test_adapters_are_versioned_and_proved(connect, untied) -> None:
     move(whole.policy)
     assert whole.push() < RIGHT
     move(pushed.policy)
-    with pytest.raises(Refused, match="nats a token off"):
+    with pytest.raises(Refused, match="nats per token off"):
         pushed.push()
 
 

@@ -1,1 +1,1 @@
-"""The objectives, one family of methods a file."""
+"""The objectives, one file per family."""

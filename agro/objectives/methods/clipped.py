@@ -1,14 +1,13 @@
-"""Objectives with a clipped importance ratio, corrected for what else than the trainer's policy generated the
-samples.
+"""Objectives with a clipped importance ratio, and corrections for samples that another policy generated.
 
-Those on groups clip the ratio to π_old, the trainer's policy when the batch was drawn, and weigh each token's
-gradient by π_old/μ within bounds, μ being what the sampler recorded. The bounds, the level and what happens
-outside them are options of `agro.objectives.ingredients`, which says what is averaged over. On samples of
-another staleness too they estimate the gradient of GRPO at π_old, but for the bounds.
+Those on groups clip the ratio to π_old, the trainer's policy when the batch was drawn, and may weight each
+token's gradient by π_old/μ within bounds, where μ is what the sampler recorded. The bounds, the level and the
+rule outside them are options of `agro.objectives.ingredients`, which describes the denominators. Apart from
+the bounds, they estimate GRPO's gradient at π_old on samples of any staleness.
 
-PPO has a critic: a value at every token, learned beside the policy, by which advantages are estimated.
-Advantages and the value's targets are constants of a batch: they are of the values when it was drawn, as the
-ratios are to the policy that sampled it, also where several updates follow.
+PPO has a critic: a value at every token, learned with the policy, from which advantages are estimated.
+Advantages and the value's targets are constants of a batch, even over several updates: they use the values
+when it was drawn, as the ratios use the policy that sampled it.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ LogClip = Annotated[
 ]
 DualClip = Annotated[
     float | None,
-    Option(
-        "where the advantage is negative, the ratio at which the gradient ends; None: nowhere", "ratio", gt=1
-    ),
+    Option("ratio above which tokens of negative advantage get no gradient; None: no bound", "ratio", gt=1),
 ]
 
 
@@ -48,8 +45,7 @@ def grpo(
     std: Std = True,
     average: Average = "response",
 ) -> Terms:
-    """GRPO (arXiv 2402.03300, eq. 3): −min(w A, clamp(w, 1−ε_low, 1+ε_high) A) + β k3, w = π/μ token by
-    token.
+    """GRPO (arXiv 2402.03300, eq. 3): −min(w A, clamp(w, 1−ε_low, 1+ε_high) A) + β k3, w = π/μ per token.
 
     A = (r − r̄)/(std + 1e-6) in the group, std with n − 1, or r − r̄ without `std`. Token mean in a response,
     mean in a group, mean over groups. k3 = π_ref/π − log(π_ref/π) − 1. `dual_clip` c bounds the gain from
@@ -73,11 +69,11 @@ def gspo(
     std: Std = True,
     average: Average = "response",
 ) -> Terms:
-    """GSPO (arXiv 2507.18071, eqs. 5 to 7): −min(s A, clamp(s, 1−ε_low, 1+ε_high) A), one ratio a response.
+    """GSPO (arXiv 2507.18071, eqs. 5 to 7): −min(s A, clamp(s, 1−ε_low, 1+ε_high) A), one ratio per response.
 
     s = exp(mean_t log π/μ) is the geometric mean of the response's token ratios, A as in `grpo`. Mean in a
-    group, mean over groups. All tokens of a response share one coefficient, −s A / (n T) where the ratio
-    isn't clipped.
+    group, mean over groups. All tokens of a response share one coefficient, −s A / (n T) unless the ratio
+    is clipped.
     """
     groups = Groups.of(batch)
     advantage_N = relative(groups, std)
@@ -93,9 +89,9 @@ def gmpo(
 ) -> Terms:
     """GMPO (arXiv 2507.20673, eq. 4): −A (Π_t w_t)^(1/T), each token's ratio clipped before the mean.
 
-    log w_t is clamped to −clip[0] … clip[1] where the clamp lowers the gain: above where A > 0, below where
+    log w_t is clamped to −clip[0] … clip[1] if that lowers the gain: from above if A > 0, from below if
     A < 0. A as in `grpo`. Mean in a group, mean over groups. A clipped token gets no gradient, the others of
-    its response −s A / (n T), s the geometric mean.
+    its response get −s A / (n T), s the geometric mean.
     """
     groups = Groups.of(batch)
     advantage_N = relative(groups, std)
@@ -119,10 +115,10 @@ def floored_gain(gain: Tensor, A: Tensor, dual_clip: float) -> Tensor:
     return torch.where(A < 0, torch.maximum(gain, dual_clip * A), gain)
 
 
-def limited(loss: Tensor, batch: Batch, stopped_BT: Tensor, w_BT: Tensor) -> Terms:
-    """With the share of the tokens that are stopped, and the largest ratio."""
-    stopped = (stopped_BT & batch.mask).sum() / batch.mask.sum()
-    return Terms(loss, metrics={"clipped_share": stopped, "ratio_max": w_BT.max()})
+def limited(loss: Tensor, batch: Batch, clipped_BT: Tensor, w_BT: Tensor) -> Terms:
+    """The loss with two metrics: the share of clipped tokens, and the largest ratio."""
+    clipped = (clipped_BT & batch.mask).sum() / batch.mask.sum()
+    return Terms(loss, metrics={"clipped_share": clipped, "ratio_max": w_BT.max()})
 
 
 def ppo(
@@ -132,34 +128,32 @@ def ppo(
     clip: Clip = (0.2, 0.2),
     value_clip: Annotated[
         float | None,
-        Option(
-            "how far a value may go from that of when the batch was drawn; None: anywhere", "reward", gt=0
-        ),
+        Option("how far a value may move from that when the batch was drawn; None: no bound", "reward", gt=0),
     ] = 0.2,
     gae_lambda: Annotated[
         tuple[float, float],
         Option(
-            "λ of the advantages and of the value's targets: 0 trusts the next value, 1 rewards alone",
+            "λ of the advantages and of the value's targets: 0 trusts the next value, 1 only rewards",
             "share",
             ge=0,
             le=1,
         ),
     ] = (0.95, 0.95),
-    gamma: Annotated[float, Option("discount of what comes a token later", "share", gt=0, le=1)] = 1.0,
+    gamma: Annotated[float, Option("discount of rewards per token", "share", gt=0, le=1)] = 1.0,
     average: Average = "token",
 ) -> Terms:
-    """PPO (arXiv 1707.06347): −min(w A, clamp(w, 1−ε_low, 1+ε_high) A), w = π/μ token by token, A by GAE,
-    and ½ max((V − G)², (clamp(V, V_old ± value_clip) − G)²), by which the value learns.
+    """PPO (arXiv 1707.06347): −min(w A, clamp(w, 1−ε_low, 1+ε_high) A), w = π/μ per token, A by GAE, plus
+    the value's loss ½ max((V − G)², (clamp(V, V_old ± value_clip) − G)²).
 
-    GAE (arXiv 1506.02438): A_t = Σ_{k≥t} (γλ)^(k−t) δ_k, δ_k = r_k + γ V_old(y_≤k) − V_old(y_<k), the value
-    after the last token 0. G_t = V_old(y_<t) + A_t with the second λ; VC-PPO (arXiv 2503.01491) and VAPO
-    (2504.05118) have 1 there. Rewards of tokens are `extra["token_reward"]` [B,T] where the batch has it
-    (NaN: none), and those up to the policy's next token count with the one before; what of a response's
-    reward they don't cover comes at its last token. V_old is `old_value` [B,T].
+    GAE (arXiv 1506.02438): A_t = Σ_{k≥t} (γλ)^(k−t) δ_k, δ_k = r_k + γ V_old(y_≤k) − V_old(y_<k), with value
+    0 after the last token. G_t = V_old(y_<t) + A_t with the second λ, which is 1 in VC-PPO (arXiv 2503.01491)
+    and VAPO (2504.05118). Token rewards are `extra["token_reward"]` [B,T] if the batch has it (NaN: none);
+    one between two tokens of the policy counts for the earlier token. The remainder of a response's reward
+    comes at its last token. V_old is `old_value` [B,T].
 
-    Advantages aren't standardized, as in the paper; verl and TRL do so over the step, and TRL counts the
-    value's error a tenth. Adam doesn't see their scale. On fresh samples with λ = γ = 1 the policy's expected
-    gradient is that of the reward, whatever the values are.
+    Advantages aren't standardized, as in the paper; verl and TRL standardize them over the step, and TRL
+    weights the value's loss by a tenth. Adam is invariant to their scale. On fresh samples with λ = γ = 1 the
+    policy's expected gradient is that of the reward, whatever the values are.
     """
     refuse_several_rows(batch, "objective ppo", "grpo or agro")
     assert batch.old_value is not None
@@ -186,7 +180,8 @@ def ppo(
 def gae(reward_BT: Tensor, value_BT: Tensor, mask_BT: Tensor, gamma: float, share: float) -> Tensor:
     """[B,T] advantages at the tokens of the mask, 0 elsewhere: δ_t + γλ A of the next one (λ: `share`).
 
-    `value_BT`: of what comes before a token. A reward outside the mask counts with the token before it.
+    `value_BT` is the value of the prefix before each token. A reward outside the mask counts for the token
+    before it.
     """
     advantage_BT = torch.zeros_like(value_BT)
     next_value_B, next_advantage_B, later_B = torch.zeros_like(value_BT[:, :1]).expand(-1, 3).unbind(1)
@@ -202,7 +197,7 @@ def gae(reward_BT: Tensor, value_BT: Tensor, mask_BT: Tensor, gamma: float, shar
 
 
 def explained_variance(batch: Batch, value_BT: Tensor, target_BT: Tensor) -> Tensor:
-    """[] 1 − Var(G − V)/Var(G) over the tokens of the step; NaN where all targets are equal."""
+    """[] 1 − Var(G − V)/Var(G) over the tokens of the step; NaN if all targets are equal."""
 
     def variance(x_BT: Tensor) -> Tensor:
         return token_mean(batch, (x_BT - token_mean(batch, x_BT)).square())
@@ -212,12 +207,12 @@ def explained_variance(batch: Batch, value_BT: Tensor, target_BT: Tensor) -> Ten
 
 
 def _token_rewards(batch: Batch) -> Tensor:
-    """[B,T] what is given for each token, and the rest of its response's reward at the last one."""
-    given = batch.extra.get("token_reward")
+    """[B,T] the reward of each token, and the remainder of the response's reward at the last one."""
+    token_reward = batch.extra.get("token_reward")
     last_BT = batch.mask & (batch.mask.flip(1).cumsum(1).flip(1) == 1)
-    if given is None:
+    if token_reward is None:
         return torch.where(last_BT, batch.reward.double()[:, None], 0.0)
-    dense_BT = given.double().nan_to_num()
+    dense_BT = token_reward.double().nan_to_num()
     return dense_BT + torch.where(last_BT, (batch.reward.double() - dense_BT.sum(1))[:, None], 0.0)
 
 

@@ -1,8 +1,8 @@
 """Generation consistency (AGRO, arXiv 2503.19612): r − β log π*/π_ref is the same for every response to a
 prompt.
 
-With R_i = r_i − β ρ_i, ρ_i = Σ_t log π(y_t) − log π_ref(y_t): the regularized reward of response i. Squares
-of it against a baseline are what several published methods share (`squared_consistency`).
+The regularized reward of response i is R_i = r_i − β ρ_i, with ρ_i = Σ_t log π(y_t) − log π_ref(y_t). Several
+published methods square it against a baseline (`squared_consistency`).
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ def options_warning(options: Options) -> str | None:
     if options["likelihood_ratio"] != 1.0 or beta >= 0.5:
         return None
     return (
-        "agro_onpolicy falls where rewards are rare: with rewards of 0 and 1 the reward rises from the "
-        f"reference only on prompts that it solves more often than ½ − β = {0.5 - beta:.3g} of the time (the "
-        f"metric reversed_share counts the others); {WAY_OUT}"
+        "agro_onpolicy lowers rewards that are rare: with rewards of 0 and 1 it improves on the reference "
+        f"only for prompts solved more often than ½ − β = {0.5 - beta:.3g} of the time (the metric "
+        f"reversed_share counts the others); {WAY_OUT}"
     )
 
 
 def rewards_warning(rewards: NDArray[np.float64], options: Options) -> str | None:
-    """From rewards [M,n] of M prompts at the start; None where there is no trap, or nothing is known of it.
+    """Warn about rewards [M,n] of M prompts at the start; None if they show no trap.
 
-    μ₃/(2β Var) of each prompt by the unbiased estimates of both moments, which need n ≥ 3.
+    μ₃/(2β Var) of each prompt is computed from unbiased estimates of both moments, which need n ≥ 3.
     """
     c, beta, n = options["likelihood_ratio"], options["beta"], rewards.shape[1]
     if c == "adaptive" or not c * beta or n < 3:
@@ -97,7 +97,7 @@ def rewards_warning(rewards: NDArray[np.float64], options: Options) -> str | Non
 
 def metrics_warning(metrics: Mapping[str, float], options: Options) -> str | None:
     share = metrics["reversed_share"]
-    if not share > 0.5:  # NaN where no rewards differ
+    if not share > 0.5:  # NaN if no rewards differ
         return None
     return (
         f"in {share:.0%} of the groups whose rewards differ the best response is pushed down. What to do: "
@@ -106,12 +106,11 @@ def metrics_warning(metrics: Mapping[str, float], options: Options) -> str | Non
 
 
 def ratio(groups: Groups, R_N: Tensor, beta: float) -> Tensor:
-    """[] Σ k₃ / (2β Σ k₂) over the groups of three or more; NaN where there are none that differ, and at β =
-    0.
+    """[] Σ k₃ / (2β Σ k₂) over the groups of three or more; NaN if all their R are equal, and at β = 0.
 
-    k₂ and k₃ are a group's unbiased estimates of Var R and μ₃. Of few responses their ratio says little, and
-    a pair is always symmetric; the sums over groups estimate E_x μ₃ and E_x Var. Groups of equal R belong to
-    both and add nothing.
+    k₂ and k₃ are a group's unbiased estimates of Var R and μ₃. With few responses their ratio is noise, and a
+    pair is always symmetric; the sums over groups estimate E_x μ₃ and E_x Var. Groups of equal R add 0 to
+    both.
     """
     n_G, off_N = groups.n, R_N - groups.mean(R_N)
     third_G = n_G * groups.sum(off_N**3) / ((n_G - 1) * (n_G - 2)).clamp(min=1)
@@ -127,7 +126,7 @@ Regularizer = Literal["sequence", "triangular", "local", "reference"]
 def regularized_reward(
     streams: Streams, batch: Batch, groups: Groups, beta: float, average: str = "sum"
 ) -> Tensor:
-    """[N] R_i = r_i − β ρ_i, ρ_i the sum of the log-ratio's tokens or their mean; r_i at β = 0."""
+    """[N] R_i = r_i − β ρ_i, ρ_i the sum or the mean of the tokens' log-ratios; r_i at β = 0."""
     if beta == 0:
         return groups.reward
     return groups.reward - beta * groups.over_tokens(
@@ -136,8 +135,8 @@ def regularized_reward(
 
 
 def less_baseline(groups: Groups, logp_BT: Tensor, R_N: Tensor, baseline: str) -> Tensor:
-    """[N] R_i without its baseline: the mean of the others of its group, the prompt's stored value, or the
-    mean of nearly least variance of the step's other groups, a constant."""
+    """[N] R_i minus its baseline: the mean of the others in its group, the prompt's stored value, or the
+    mean of nearly least variance over the step's other groups, without gradient."""
     if baseline == "stored":
         return R_N - groups.extra("stored_value")
     if baseline == "others":
@@ -164,34 +163,34 @@ def agro(
     average: Annotated[
         Literal["sum", "token"],
         Option(
-            "over a response's tokens: with 'token' beta is per nat of the mean log-ratio, and stays of one "
-            "size as responses grow"
+            "reduction over a response's tokens: with 'token' beta is per nat of the mean log-ratio, and "
+            "keeps its size as responses grow"
         ),
     ] = "sum",
     regularizer: Annotated[
         Regularizer,
         Option(
             "estimate of the regularizer's gradient: for any data, or with less variance for fresh samples "
-            "or those of the reference"
+            "or the reference's"
         ),
     ] = "sequence",
 ) -> Terms:
     """½ Var over the group of R (AGRO, estimator of eq. 4): right for responses of any origin.
 
     scale "loss": the loss's own gradient, −(β/n)(R_i − R̄_{-i}) ∇log π(y_i); "reward": the same divided by β,
-    which at β = 0 is RLOO. average "token" takes the mean of a response's token log-ratios and not their sum,
+    which at β = 0 is RLOO. average "token" replaces the sum of a response's token log-ratios by their mean,
     in R and so in the gradient (1/T_i of each token's); β then keeps its size for longer responses, and the
-    optimum is another: π_ref exp(T r/β) / Z where all lengths are T.
+    optimum changes: it is π_ref exp(T r/β) / Z if all lengths are T.
 
     baseline: R̄_{-i}, or "stored" for groups of one: `extra["stored_value"]` [B], from data.value_store or
     tracked (data.value_half_life). The loss is then ½ (R_i − V)². On fresh samples the expected gradient is
-    the same for any V; on others it is right for V = V* alone, and with another V it ends elsewhere. "step"
-    takes Σ g R / Σ g over all other groups of the step for V, g = Σ_t (1 − π_t)²: it knows nothing of the
-    response's own reward, and so that where all responses to a prompt are right they are still raised.
+    the same for any V; on others only V = V* leads to π*, and another V leads elsewhere. "step" sets V to
+    Σ g R / Σ g over all other groups of the step, g = Σ_t (1 − π_t)²: it doesn't depend on the response's own
+    reward, so that responses are raised even if all responses to their prompt are correct.
 
-    regularizer: how its gradient, E_π[ρ ∇log π], is estimated (section 6). "sequence" is eq. 4 and right on
-    any data. The others drop or integrate what has zero mean on the policy's own fresh samples, and there
-    alone. "triangular": Σ_t (Σ_{s≥t} ρ_s) ∇log π_t. "local": Σ_t [∇KL_t + (Σ_{s>t} KL_s) ∇log π_t], KL_t over
+    regularizer: how its gradient, E_π[ρ ∇log π], is estimated (section 6). "sequence" is eq. 4 and valid on
+    any data. The others drop or integrate terms that have zero mean only on the policy's own fresh samples.
+    "triangular": Σ_t (Σ_{s≥t} ρ_s) ∇log π_t. "local": Σ_t [∇KL_t + (Σ_{s>t} KL_s) ∇log π_t], KL_t over
     the vocabulary. "reference" is for responses of π_ref and integrates under it (section 6, off-policy),
     with m_t = E ρ_t after y_<t: Σ_t [∇½ E ρ_t² + (Σ_{s<t} ρ_s − ρ̄_{-i}) ∇m_t + (Σ_{s>t} m_s) ∇log π_t].
     """
@@ -218,7 +217,7 @@ def agro(
 
 
 def _token_regularizer(streams: Streams, groups: Groups, regularizer: str) -> Tensor:
-    """[B,T] a surrogate of the regularizer, token by token."""
+    """[B,T] a surrogate of the regularizer, per token."""
     batch = groups.batch
     refuse_several_rows(batch, f'objective agro: regularizer = "{regularizer}"', '"sequence"')
     if regularizer == "local":
@@ -246,7 +245,7 @@ def agro_onpolicy(
     baseline: Annotated[
         bool,
         Option(
-            "lower the variance of the likelihood-ratio part; some bias, groups of 3",
+            "lower the variance of the likelihood-ratio part, at some bias; needs groups of 3",
             needs={False: (GROUPS,), True: (TRIPLES,)},
         ),
     ] = False,
@@ -260,7 +259,7 @@ def agro_onpolicy(
         ),
     ] = 1.0,
     squared: Annotated[
-        Estimate, Option("estimate of the squared log-ratio in that part: plain, or with less variance")
+        Estimate, Option("estimate of that part's squared log-ratio: plain, or with less variance")
     ] = "sequence",
 ) -> Terms:
     """On-policy AGRO (eqs. 5 and 6): (1/n) Σ_i [−β (R_i − R̄_{-i}) + c ½ (R_i − R̄_{-i})²] log π(y_i), on
@@ -271,19 +270,18 @@ def agro_onpolicy(
     mean: lower variance, some bias.
 
     Every deterministic policy minimizes the on-policy loss too, and with c = 1 descent from π_ref goes to one
-    where the third central moment μ₃ of r is above 2β Var r (0/1 rewards of success rate p: where β < ½ − p):
-    there the second part pushes good responses down harder than the first pushes them up. "adaptive" lets c
-    be in each group min(1, β / max_i (R_i − R̄_{-i})): the weight of a response then falls with its R, so
+    if the third central moment μ₃ of r is above 2β Var r (for 0/1 rewards of success rate p, if β < ½ − p):
+    then the second part pushes good responses down harder than the first pushes them up. "adaptive" sets c in
+    each group to min(1, β / max_i (R_i − R̄_{-i})): the weight of a response then decreases with its R, so
     that no response of above-average R is pushed down. π* is stationary for every c, and near it c = 1
     (derivation: reproductions/trap).
 
     The metric `trap_ratio` is μ₃/(2β Var) of R, which at π_ref is r: above 1/c the step lowers E R to first
     order.
 
-    squared: how the part with ρ² of the second one, ½ β² E_π[ρ² ∇log π], is estimated (appendix B.3).
-    "sequence" takes it as it is; "triangular" drops, at each token, the square of what came before it, which
-    has zero mean; "local" also takes exact KLs for the log-ratios after the token where they meet those
-    before it.
+    squared: how the second part's ρ² term, ½ β² E_π[ρ² ∇log π], is estimated (appendix B.3). "sequence" is
+    the plain estimate; "triangular" drops, at each token, the square of the earlier log-ratios' sum, which
+    has zero mean; "local" also replaces later log-ratios by exact KLs where they multiply earlier ones.
     """
     groups = Groups.of(batch)
     R_N = regularized_reward(streams, batch, groups, beta)
@@ -307,8 +305,7 @@ def agro_onpolicy(
     metrics = {
         "consistency": loss,
         "likelihood_ratio": groups.average(c_G),
-        # Of the groups whose rewards differ, those whose best response is pushed down; NaN where there are
-        # none.
+        # The share of groups with differing rewards whose best response is pushed down; NaN if none differ.
         "reversed_share": (differs_G * (c_G * best_G > 2 * beta)).sum() / differs_G.sum(),
         "trap_ratio": ratio(groups, R_N, beta),
     }
@@ -316,7 +313,7 @@ def agro_onpolicy(
 
 
 def _square_correction(streams: Streams, batch: Batch, squared: str) -> Tensor:
-    """[B,T] a surrogate of what appendix B.3 has in place of ρ² ∇log π, less this, token by token.
+    """[B,T] a surrogate, per token, of appendix B.3's replacement of ρ² ∇log π minus ρ² ∇log π.
 
     With a_t = Σ_{s<t} ρ_s and b_t = Σ_{s≥t} ρ_s: ρ² = (a_t + b_t)², of which a_t² is dropped. In 2 a_t b_t
     the ρ_s after t may be KL_s.
@@ -334,12 +331,12 @@ def _square_correction(streams: Streams, batch: Batch, squared: str) -> Tensor:
 
 def dro(streams: Streams, batch: Batch, *, beta: Beta) -> Terms:
     """½ (r − β ρ − V(x))² of each response, minimized over the policy and the value (DRO-V, arXiv
-    2405.19107). One response is enough, since V takes the place of the group's mean: at the minimum π = π*
+    2405.19107). One response is enough, since V replaces the group's mean: at the minimum π = π*
     and V = V*, on responses of any origin.
 
-    V is the mean of the values of a response's rows, mostly one. The policy's part of the gradient is divided
-    by β: −(r − β ρ − V) ∇log π(y), which at β = 0 is REINFORCE with a learned baseline. A group counts as
-    one, whatever its size.
+    V is the mean of the values of a response's rows, usually one. The policy's part of the gradient is
+    divided by β: −(r − β ρ − V) ∇log π(y), which at β = 0 is REINFORCE with a learned baseline. Groups weigh
+    equally, whatever their sizes.
     """
     groups = Groups.of(batch)
     ratio_N = groups.sum_tokens(regularizer(streams, batch, beta))
@@ -357,7 +354,7 @@ def regularizer(streams: Streams, batch: Batch, beta: float) -> Tensor:
 
 
 def _token_level(options: Options, key: str) -> set[Need]:
-    """What the token-level estimate in this option needs; at β = 0 there is nothing to estimate."""
+    """The needs of the token-level estimate in option `key`; at β = 0 there is nothing to estimate."""
     if options.get("beta") == 0:
         return set()
     estimates: dict[str, set[Need]] = {
@@ -377,34 +374,32 @@ def squared_consistency(
     anchor: Annotated[
         Literal["reference", "behavior", "old"],
         Option(
-            "the policy that β regularizes to: the reference, the recorded behavior, or the trainer's own "
-            "when the batch was drawn",
+            "the policy that β regularizes towards: the reference, the recorded behavior, or the trainer's "
+            "own when the batch was drawn",
             needs=ANCHOR_NEEDS,
         ),
     ] = "reference",
     baseline: Annotated[
         Literal["mean", "reward", "soft", "stored"],
         Option(
-            "the group's mean of what is squared, or of the rewards alone, their soft maximum, or one from "
-            "data.value_store",
+            "the group's mean of the regularized rewards, or of the rewards alone, their soft maximum, or a "
+            "value from data.value_store",
             needs={**dict.fromkeys(("mean", "reward", "soft"), (GROUPS,)), "stored": (STORED_VALUE,)},
         ),
     ] = "mean",
-    value_beta: Annotated[
-        float | None, Option("β₁ of the soft maximum; beta where it is not given", "reward", gt=0)
-    ] = None,
+    value_beta: Annotated[float | None, Option("β₁ of the soft maximum; None: beta", "reward", gt=0)] = None,
     scale: Annotated[
         Literal["half_variance", "square", "pairs", "trajectory"], Option("what multiplies the squares")
     ] = "half_variance",
 ) -> Terms:
-    """Σ_i (r_i − β e_i − b)² in a group, e_i = Σ_t log π − log anchor, with the parts of several methods to
-    choose from.
+    """Σ_i (r_i − β e_i − b)² in a group, e_i = Σ_t log π − log anchor, with a choice of the parts of
+    several methods.
 
     anchor: π_ref, or the behavior policy that the samples were drawn from, or that policy as the trainer
-    computes it ("old"); the optimum is anchor · exp(r/β) / Z. b: the group's mean of r_i − β e_i, which alone
-    moves with the policy; the mean of r; its soft maximum, β₁ log mean exp(r/β₁), which is the mean as β₁ → ∞
-    and the maximum as β₁ → 0; or a "stored" one, `extra["stored_value"]` [B]: the soft maximum over samples
-    of the anchor that were made before, which lets a group have one response. scale multiplies the sum:
+    computes it ("old"); the optimum is anchor · exp(r/β) / Z. b: the group's mean of r_i − β e_i, the only
+    one that depends on the policy; the mean of r; its soft maximum, β₁ log mean exp(r/β₁), which is the mean
+    as β₁ → ∞ and the maximum as β₁ → 0; or "stored", `extra["stored_value"]` [B]: the soft maximum over
+    earlier samples of the anchor, which allows groups of one response. scale multiplies the sum:
     "half_variance" 1/(2(n−1)), "square" 1/n, "pairs" n/(n−1), which makes it the sum over pairs of (a_i −
     a_j)²/(n−1), a = r − β e, "trajectory" 1/(n β²).
 
@@ -422,21 +417,21 @@ def squared_consistency(
     }[scale]
     loss = groups.average(factor_G * groups.sum(off_N.square()))
     several_G = groups.n > 1
-    variance_G = torch.where(several_G, groups.variance(u_N), 0.0)  # of one response there is none
+    variance_G = torch.where(several_G, groups.variance(u_N), 0.0)  # one response has none
     share = groups.average(several_G)
     return Terms(loss, metrics={"consistency": groups.average(0.5 * variance_G) / share})
 
 
 def qrpo(streams: Streams, batch: Batch, *, beta: BetaAbove0) -> Terms:
     """(q − β log Z − β ρ)² of each response (QRPO, arXiv 2507.08068): q from 0 to 1,
-    `extra["stored_quantile"]` [B], is the share of the reference's samples of the prompt whose reward isn't
-    above this one's.
+    `extra["stored_quantile"]` [B], is the share of the reference's samples for the prompt whose reward
+    isn't above this one's.
 
-    Where rewards are continuous, q of the reference's own samples is uniform, so log Z = log ∫ exp(q/β) dq =
-    1/β + log β + log(1 − exp(−1/β)) needs no estimate, and one response a prompt is enough; the authors' code
-    leaves out the last term, which is below 5e-5 for β ≤ 0.1. The optimum is π_ref exp(q/β) / Z, in which the
-    rewards count by their rank alone. With few different rewards, such as 0 and 1, q isn't uniform and Z
-    isn't this number: no policy fits all residuals then.
+    If rewards are continuous, q of the reference's own samples is uniform, so log Z = log ∫ exp(q/β) dq = 1/β
+    + log β + log(1 − exp(−1/β)) needs no estimate, and one response per prompt is enough; the authors' code
+    omits the last term, which is below 5e-5 for β ≤ 0.1. The optimum is π_ref exp(q/β) / Z, which depends
+    only on the ranks of rewards. With few distinct rewards, such as 0 and 1, q isn't uniform and Z isn't this
+    number: no policy fits all residuals then.
     """
     groups = Groups.of(batch)
     log_z = 1 / beta + math.log(beta) + math.log1p(-math.exp(-1 / beta))
@@ -464,7 +459,7 @@ ENTRIES: dict[str, Objective] = {
         lambda options: (
             couples_baseline(options) if options["regularizer"] in ("sequence", "reference") else "row"
         ),
-        # The other estimates are of sums, for samples of one policy, with the mean of the others.
+        # The other estimates are of sums, for one policy's samples, with the mean of the others as baseline.
         rules=only_with(
             "regularizer",
             ("triangular", "local", "reference"),
@@ -481,7 +476,7 @@ ENTRIES: dict[str, Objective] = {
         "AGRO, arXiv 2503.19612, eqs. 5 and 6",
         lambda options: {REWARD, FRESH} | _token_level(options, "squared"),
         couples_regularized_reward,
-        # The others drop what has zero mean; weighed by the response itself it hasn't.
+        # The others drop terms of zero mean, which isn't 0 if the response itself determines their weight.
         rules=only_with("likelihood_ratio", ("adaptive",), squared=("sequence",)),
         anchor=to_reference,
         warnings=MethodWarnings(options_warning, rewards_warning, metrics_warning),

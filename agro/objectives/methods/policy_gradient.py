@@ -35,9 +35,9 @@ def rloo(
 ) -> Terms:
     """REINFORCE with the leave-one-out baseline (arXiv 2402.14740): −(1/n) Σ_i (r_i − r̄_{-i}) log π(y_i).
 
-    β > 0 puts k1 against the reference into the reward: r_i − β ρ_i at the present policy, without gradient.
-    baseline: r̄_{-i}, or "stored" for groups of one, as SPO (arXiv 2509.13232) has it with a tracked value
-    (data.value_half_life) and `normalize`, or "step", as of `agro`. On fresh samples the expected gradient
+    β > 0 subtracts k1 to the reference from the reward: r_i − β ρ_i at the current policy, without gradient.
+    baseline: r̄_{-i}, or "stored" for groups of one, as in SPO (arXiv 2509.13232) with a tracked value
+    (data.value_half_life) and `normalize`, or "step", as in `agro`. On fresh samples the expected gradient
     is the same for all baselines; `normalize` divides it by a number that depends on the step's responses.
     """
     groups = Groups.of(batch)
@@ -55,8 +55,8 @@ def reinforce(
     baseline: Annotated[
         Literal["none", "stored", "mean", "maxrl", "opo"] | float,
         Option(
-            "b in r − b: none, the prompt's stored value, the group's mean, a number, or as the method of "
-            "this name has it",
+            "b in r − b: none, the prompt's stored value, the group's mean, a number, or the baseline of "
+            "the method of this name",
             "reward",
             needs={
                 "none": (REWARD,),
@@ -65,13 +65,13 @@ def reinforce(
             },
         ),
     ] = "none",
-    shift: Annotated[float, Option("what is added to b; below 0 imitates all responses", "reward")] = 0.0,
+    shift: Annotated[float, Option("number added to b; below 0 it imitates all responses", "reward")] = 0.0,
 ) -> Terms:
     """REINFORCE (Williams 1992): −(1/n) Σ_i (r_i − b) log π(y_i); b is 0, the prompt's stored value, the
     group's mean reward, or a number.
 
-    Or with the advantage A of MaxRL or OPO for r − b, see `agro.objectives.advantage`. `shift` is added to b,
-    so A − shift: below 0 it adds |shift| times imitation of all responses (AsymRE).
+    "maxrl" and "opo" replace r − b by that method's advantage A, see `agro.objectives.advantage`. `shift` is
+    added to b, so A − shift: below 0 it adds |shift| times imitation of all responses (AsymRE).
     """
     groups = Groups.of(batch)
     if baseline == "none":

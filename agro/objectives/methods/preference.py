@@ -1,12 +1,12 @@
-"""Preferences: pairs of responses to one prompt, of which one was judged the better.
+"""Preferences: pairs of responses to one prompt, one of which was judged better.
 
-Where generation consistency (AGRO, Theorem 1) of two responses is subtracted, V* cancels: r(y) − r(y') = β
-(ρ*(y) − ρ*(y')). A judgment says something of the left side, so all that is used of the policy is h =
+Subtracting the generation consistency (AGRO, Theorem 1) of two responses cancels V*: r(y) − r(y') = β (ρ*(y)
+− ρ*(y')). A judgment is evidence about the left side, so these losses depend on the policy only through h =
 ρ(winner) − ρ(loser), whoever wrote the two. Groups weigh equally, and so do the pairs within a group. A
 response in no pair gets a gradient of 0.
 
-Without a judge a response's reward says whether it is a good one: where it is above a threshold (`kto`), or
-where it is the best of its group (`online_dpo`).
+Without a judge, a response is good if its reward is above a threshold (`kto`), or the best of its group
+(`online_dpo`).
 """
 
 from __future__ import annotations
@@ -43,12 +43,10 @@ Anchor = Annotated[
     Option("the policy that ρ compares with: the reference, or the recorded behavior", needs=ANCHOR_NEEDS),
 ]
 Average = Annotated[
-    Literal["sum", "token"], Option("over a response's tokens: ρ is the sum of their log-ratios, or the mean")
+    Literal["sum", "token"], Option("whether ρ is the sum or the mean of a response's token log-ratios")
 ]
-Smoothing = Annotated[
-    float, Option("probability that a judgment is the wrong way round", "probability", ge=0, lt=0.5)
-]
-Threshold = Annotated[float, Option("a response whose reward isn't above it isn't a good one", "reward")]
+Smoothing = Annotated[float, Option("probability that a judgment is reversed", "probability", ge=0, lt=0.5)]
+Threshold = Annotated[float, Option("reward above which a response counts as good", "reward")]
 Weight = Annotated[float, Option("λ, weight of these responses in the loss", "ratio", ge=0)]
 
 
@@ -60,20 +58,20 @@ def bradley_terry(margin_P: Tensor, p: Tensor | float) -> Tensor:
 def log_ratio(
     streams: Streams, batch: Batch, groups: Groups, anchor: str = "reference", average: str = "sum"
 ) -> Tensor:
-    """[N] ρ of each response; log π itself where the anchor is "none"."""
+    """[N] ρ of each response; log π itself if the anchor is "none"."""
     if anchor == "none":
         return groups.over_tokens(streams["logp"], average)
     return groups.over_tokens(streams["logp"] - anchor_logp(batch, anchor), average)
 
 
 def mean_of_won(pairs: Pairs, v_P: Tensor) -> Tensor:
-    """[] the mean over the pairs with a winner, averaged as the loss is."""
+    """[] the mean over the pairs with a winner, averaged like the loss."""
     won, v_P = pairs.won(), v_P[~pairs.tie]
     return won.average(v_P) / won.average(torch.ones_like(v_P))
 
 
 def ordered(pairs: Pairs, margin_P: Tensor) -> dict[str, Tensor]:
-    """At the anchor both are 0."""
+    """The share of pairs ordered as judged, and the mean margin; both are 0 at the anchor."""
     return {
         "ordered_share": mean_of_won(pairs, margin_P > 0),
         "implicit_margin": mean_of_won(pairs, margin_P),
@@ -102,7 +100,9 @@ def pair_consistency(
     beta: BetaAbove0,
     gap: Annotated[
         float | Literal["reward"],
-        Option("how much better the winner is: a number, or by 'reward'", "reward", gt=0),
+        Option(
+            "how much better the winner is: a number, or 'reward': the rewards' difference", "reward", gt=0
+        ),
     ] = 0.5,
     votes: Votes = "ignore",
     anchor: Anchor = "reference",
@@ -110,10 +110,10 @@ def pair_consistency(
     """¼ (r_w − r_l − β h)², which is ½ Var(R) of the two responses; r_w − r_l is `gap`, or that of the
     rewards.
 
-    A number, for judgments without rewards: with ½ it is β²/4 times the loss of `ipo`. With votes = "mean"
-    the gap is (2p − 1) of it, p the probability that the winner is the better one: `vipo`, up to β²/4.
-    "reward": CoPG (arXiv 2406.19185) over 4 on the judged pairs, whoever won. anchor = "behavior" takes the
-    log-probs that were recorded with the responses for the reference's.
+    A number is for judgments without rewards: with ½ the loss is β²/4 times that of `ipo`. votes = "mean"
+    multiplies it by 2p − 1, p the probability that the winner is the better one: `vipo`, up to β²/4. "reward"
+    gives a quarter of CoPG (arXiv 2406.19185) on the judged pairs, whoever won. anchor = "behavior" replaces
+    the reference's log-probs by those recorded with the responses.
     """
     pairs = Pairs.of(batch)
     margin_P = beta * pairs.gap(log_ratio(streams, batch, pairs.groups, anchor))
@@ -138,7 +138,7 @@ def ipo(
     """(h − 1/(2β))², β the paper's τ (IPO, arXiv 2310.12036, eq. 17): 4/β² times `pair_consistency`.
 
     With votes = "mean" (h − (2p − 1)/(2β))², p the probability that the winner is the better one. average =
-    "token", as TRL has it, is another objective: ρ is the mean of a response's token log-ratios.
+    "token", as in TRL, is another objective: ρ is the mean of a response's token log-ratios.
     """
     pairs = Pairs.of(batch)
     h_P = pairs.gap(log_ratio(streams, batch, pairs.groups, anchor, average))
@@ -161,14 +161,14 @@ def dpo(
 ) -> Terms:
     """−p log σ(βh) − (1 − p) log σ(−βh), p = 1 − `label_smoothing`: DPO (arXiv 2305.18290, eq. 7).
 
-    Bradley–Terry's likelihood of the judgments, where r(y) − r(y') = β (ρ(y) − ρ(y')) in logits: on
-    judgments that are drawn so, its optimum is π_ref exp(r/β) / Z. With votes = "mean" p is the probability
-    that the winner is the better one (VDPO), smoothed likewise. anchor = "behavior" takes the log-probs that
-    were recorded with the responses for the reference's, which then isn't needed. `winner` adds a term that
-    isn't DPO's.
+    The Bradley–Terry likelihood of the judgments, with r(y) − r(y') = β (ρ(y) − ρ(y')) in logits: if
+    judgments are sampled from that model, the optimum is π_ref exp(r/β) / Z. With votes = "mean" p is the
+    probability that the winner is the better one (VDPO), smoothed likewise. anchor = "behavior" replaces the
+    reference's log-probs by those recorded with the responses; the reference isn't needed then. `winner` adds
+    a term that isn't DPO's.
 
-    The metrics ranked_share… are those of arXiv 2405.19534: how many winners the policy itself, the anchor
-    and the loss's own optimum give the larger log-prob.
+    The metrics ranked_share… are those of arXiv 2405.19534: the share of pairs in which the policy itself,
+    the anchor, or the loss's own optimum gives the winner the larger log-prob.
     """
     pairs = Pairs.of(batch)
     margin_N = beta * log_ratio(streams, batch, pairs.groups, anchor)
@@ -179,7 +179,7 @@ def dpo(
         praise_P = torch.nn.functional.logsigmoid(margin_N[pairs.winner])
         loss_P = loss_P - winner * torch.where(pairs.tie, 0.0, praise_P)
     metrics = ranked(streams, batch, pairs, margin_P, anchor)
-    # Under the loss's own optimum β h = logit p; 1 for judgments that are certain.
+    # At the loss's own optimum β h = logit p; the share is 1 for judgments that are certain.
     gap_P = pairs.gap(pairs.groups.sum_tokens(anchor_logp(batch, anchor)))
     logit_P = torch.as_tensor(p, dtype=torch.float64, device=gap_P.device).logit()
     metrics["ranked_share_ideal"] = mean_of_won(pairs, gap_P + logit_P / beta >= 0)
@@ -196,11 +196,11 @@ def gpo(
         Option("f(m): exp(−m), max(0, 1 − m)², or σ(−m)², which isn't convex"),
     ] = "exponential",
 ) -> Terms:
-    """f(β h): the losses of GPO (arXiv 2402.05749, table 1) that no method had; others are those of `dpo`,
-    `slic` and `ipo`.
+    """f(β h): the losses of GPO (arXiv 2402.05749, table 1) that no other method has; the rest are those of
+    `dpo`, `slic` and `ipo`.
 
-    On judgments as Bradley–Terry has them the margins at the optimum are those of `dpo` at 2β with
-    "exponential", and at β with "savage".
+    On Bradley–Terry judgments the margins at the optimum equal those of `dpo`, at 2β with "exponential" and
+    at β with "savage".
     """
     pairs = Pairs.of(batch)
     margin_P = beta * pairs.gap(log_ratio(streams, batch, pairs.groups))
@@ -217,16 +217,16 @@ def slic(
     batch: Batch,
     *,
     beta: BetaOfJudgments,
-    margin: Annotated[float, Option("δ: no loss where β h is above it", "logit of a judgment", gt=0)] = 1.0,
+    margin: Annotated[float, Option("δ: the loss is 0 if β h is larger", "logit of a judgment", gt=0)] = 1.0,
     anchor: Annotated[
         Literal["reference", "behavior", "none"],
         Option(
-            "the policy that ρ compares with: the reference, the recorded behavior, or none: ρ is log π",
+            "the policy that ρ compares with: the reference, the recorded behavior, or none (ρ is log π)",
             needs=ANCHOR_NEEDS,
         ),
     ] = "reference",
 ) -> Terms:
-    """max(0, δ − β h): SLiC's hinge (arXiv 2305.10425) on log-ratios, as TRL has it.
+    """max(0, δ − β h): SLiC's hinge (arXiv 2305.10425) on log-ratios, as in TRL.
 
     The paper's own calibration loss is on log π: anchor = "none", beta = 1, and δ in nats; its term λ · (−log
     π) of a target is the ingredient imitation = λ, here the mean over the tokens of the winners. The gradient
@@ -246,15 +246,15 @@ def kto(
     desirable: Weight = 1.0,
     undesirable: Weight = 1.0,
     kl: Annotated[
-        Literal["step", "none"], Option("z₀: the KL to the reference as the step's samples estimate it, or 0")
+        Literal["step", "none"], Option("z₀: the KL to the reference as estimated from the step, or 0")
     ] = "step",
 ) -> Terms:
     """λ_D (1 − σ(β (ρ − z₀))) of good responses, λ_U (1 − σ(β (z₀ − ρ))) of the others: KTO (arXiv
     2402.01306).
 
     z₀, without gradient, is max(0, mean ρ of the step). The paper and TRL estimate the KL from responses
-    paired with other prompts, which costs another forward pass; on the policy's own samples the mean of ρ is
-    its unbiased estimate, on others it isn't. Mean in a group, mean over groups.
+    paired with other prompts, which costs another forward pass; the mean of ρ is an unbiased estimate on
+    the policy's own samples only. Mean in a group, mean over groups.
     """
     groups = Groups.of(batch)
     rho_N = log_ratio(streams, batch, groups)
@@ -272,8 +272,8 @@ def online_dpo(
     """DPO on the best and the worst response of each group by reward (arXiv 2402.04792; Async RLHF, arXiv
     2410.18252).
 
-    Where several are the best or the worst, the mean over all such pairs; other codes take the first. A group
-    with equal rewards has no pair and counts 0 in the mean over groups.
+    If several are best or worst, the loss is the mean over all such pairs; other code takes the first. A
+    group with equal rewards has no pair and counts 0 in the mean over groups.
     """
     pairs = Pairs.best_and_worst(Groups.of(batch))
     margin_P = beta * pairs.gap(log_ratio(streams, batch, pairs.groups))
@@ -286,7 +286,7 @@ RANKED = (*ORDERED, "ranked_share", "ranked_share_per_token", "ranked_share_anch
 
 
 def judged(function: Callable[..., Terms], source: str, metrics: tuple[str, ...], *needs: Need) -> Objective:
-    """`needs`: what its options don't say."""
+    """The entry of a loss on judged pairs; `needs`: those that its options don't declare."""
     return Objective(
         function,
         source,
@@ -301,10 +301,10 @@ ENTRIES: dict[str, Objective] = {
     "pair_consistency": Objective(
         pair_consistency,
         "AGRO, arXiv 2503.19612, Theorem 1 for two responses",
-        # By rewards it doesn't matter who won.
+        # With rewards it doesn't matter who won.
         lambda options: {PAIRS_AND_TIES, REWARD} if options["gap"] == "reward" else set(),
         coupling("group"),
-        rules=only_with("gap", ("reward",), votes=("ignore",)),  # which estimate the gap that rewards give
+        rules=only_with("gap", ("reward",), votes=("ignore",)),  # votes estimate the gap that rewards give
         ingredients=(WEIGHT_BASELINE_OF_PAIRS, WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
         metrics=RANKED,
     ),

@@ -41,13 +41,13 @@ def distill(
     ratio: Annotated[
         Literal["behavior", "old", "none"],
         Option(
-            "π/μ of each token by recorded log-probs or the trainer's, or 1, which is right on fresh ones"
+            "each token's π/μ by recorded log-probs or the trainer's, or 1, which is right on fresh samples"
         ),
     ] = "behavior",
 ) -> Terms:
     """On-policy distillation (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543): the divergence of the next
-    token's distributions after prefixes of own samples, mean over all tokens of the step. The teacher is the
-    reference model.
+    token's distributions after prefixes of the policy's samples, mean over all tokens of the step. The
+    teacher is the reference model.
 
     With u = teacher/π, a divergence is E_π h(u), and its gradient E_π[c(u) ∇log π], c = h − u h'. Over
     samples it is (π/μ) c(u) ∇log π of each token, π/μ and c without gradient: c = −log u for "reverse", −u

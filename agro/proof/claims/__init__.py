@@ -24,10 +24,10 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
 
 
 def claims_of(name: str) -> tuple[Claims, ...]:
-    """Of an objective; of a plug-in those that `CLAIMS` of its module has by the name of its object, or of
-    each objective where it has several. `CLAIMS` may be module:NAME of them, which only `agro prove` imports.
+    """The claims of an objective. A plug-in has them in `CLAIMS` of its module, by the name of its object, or
+    of each objective if it has several. `CLAIMS` may be module:NAME, which only `agro prove` imports.
 
-    Raises `Refused` where nothing is claimed.
+    Raises `Refused` if nothing is claimed.
     """
     if name in CLAIMS:
         return CLAIMS[name]
@@ -44,5 +44,5 @@ def claims_of(name: str) -> tuple[Claims, ...]:
     except (LookupError, TypeError):
         raise Refused(
             f"agro prove: nothing is claimed of {name}. What to do: add CLAIMS to {location}, a dictionary "
-            f"that has by the name {key!r} a tuple of agro.proof.claim.Claims"
+            f"whose key {key!r} has a tuple of agro.proof.claim.Claims"
         ) from None

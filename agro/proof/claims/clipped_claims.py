@@ -1,6 +1,6 @@
 """Claims of agro.objectives.methods.clipped: objectives with importance ratios; see `agro.proof.formulas`.
 
-A is the advantage of the first response of an ordered group; by symmetry it stands for all of them.
+A is the advantage of the first response of an ordered group, which by symmetry represents all.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Term = Callable[[Tensor, Tensor], Tensor]
 def first_response_loss(
     s: Situation, term: Term, std: bool = True, average: str | float = "response"
 ) -> Tensor:
-    """E of the loss of the first response of all ordered groups: the mean over its tokens, the mean over the
-    tokens of all responses, or the sum divided by a number."""
+    """E of the loss of the first response over all ordered groups: the mean over its tokens, the mean over
+    all responses' tokens, or the sum divided by a number."""
     space, first_K = s.policy.space, s.groups[:, 0]
     A = (standardized if std else centered)(s.reward[:, s.groups])[..., :1]
     loss_XK = torch.where(space.mask[first_K], term(A, first_K), 0.0).sum(-1)
@@ -58,7 +58,7 @@ Limits = tuple[float, float]
 
 
 def log_ratio(s: Situation) -> Tensor:
-    """[X,Y,T] to the policy when the batch was drawn, where that is another one than the behavior."""
+    """[X,Y,T] to the policy when the batch was drawn, or to the behavior if they are the same."""
     return s.e_tokens if s.old is None else s.drawn_tokens
 
 
@@ -69,7 +69,7 @@ def grpo(
     average: str | float = "response",
     dual_clip: float | None = None,
 ) -> Tensor:
-    """Ratios token by token to the policy when the batch was drawn, or to the behavior (GRPO)."""
+    """Ratios per token to the policy when the batch was drawn, or to the behavior (GRPO)."""
     term = clipped_surrogate(log_ratio(s), 1 - clip[0], 1 + clip[1], dual_clip)
     return first_response_loss(s, term, std, average)
 
@@ -77,14 +77,14 @@ def grpo(
 def gspo(
     s: Situation, clip: Limits = (3e-4, 4e-4), std: bool = True, average: str | float = "response"
 ) -> Tensor:
-    """One ratio a response, the geometric mean of its tokens' (GSPO)."""
+    """One ratio per response, the geometric mean of its tokens' (GSPO)."""
     mean_XY1 = (s.e / s.policy.space.lengths)[..., None]
     term = clipped_surrogate(mean_XY1.expand_as(s.e_tokens), 1 - clip[0], 1 + clip[1])
     return first_response_loss(s, term, std, average)
 
 
 def gmpo(s: Situation, clip: Limits = (0.4, 0.4), std: bool = True) -> Tensor:
-    """−A exp of the mean of log w, which is limited above where A > 0, below where A < 0 (GMPO)."""
+    """−A exp of the mean of log w, clamped from above if A > 0, from below if A < 0 (GMPO)."""
     tokens_Y = s.policy.space.lengths
     above, below = s.e_tokens.clamp(max=clip[1]), s.e_tokens.clamp(min=-clip[0])
     s_XY = [x.sum(2).div(tokens_Y).exp() for x in (above, below)]
@@ -122,22 +122,22 @@ of_grpo, of_gspo, of_gmpo = of_ratios(grpo), of_ratios(gspo), of_ratios(gmpo)
 
 
 def _corrected(level: str, rule: str, minimum: float, maximum: float | None) -> tuple[Claims, ...]:
-    """Of a preset, whose options say the same. The policy when the batch was drawn isn't the sampler."""
+    """Claims of a preset with these options. The policy when the batch was drawn isn't the sampler."""
     correction = CorrectionWeight("mismatch", maximum, minimum, level, rule)  # type: ignore[arg-type]
     return (of_ratios(correction(grpo))((*BEHAVIOR, "old_logp"), DESCENT, drifted=True),)
 
 
 def advantages(s: Situation, gamma: float, share: float) -> Tensor:
     """[X,Y,T] Σ_{k≥t} (γλ)^(k−t) (r_k + γ V(y_≤k) − V(y_<k)), V that of the behavior; λ: `share`."""
-    space, found = s.policy.space, torch.zeros_like(s.e_tokens.detach())
+    space, A_XYT = s.policy.space, torch.zeros_like(s.e_tokens.detach())
     for y, T in enumerate(space.lengths.tolist()):
         value = [s.behavior.value.prefix.detach()[:, space.places[y, t]] for t in range(T)]
         value += [torch.zeros_like(s.reward[:, y])]
         error = [gamma * value[k + 1] - value[k] for k in range(T)]
         error[-1] = error[-1] + s.reward[:, y]
         for t in range(T):
-            found[:, y, t] = sum(((gamma * share) ** (k - t) * error[k] for k in range(t, T)), start=0.0)
-    return found
+            A_XYT[:, y, t] = sum(((gamma * share) ** (k - t) * error[k] for k in range(t, T)), start=0.0)
+    return A_XYT
 
 
 def ppo(
@@ -148,7 +148,7 @@ def ppo(
     value_clip: float | None = 0.2,
     average: str | float = "token",
 ) -> Tensor:
-    """E of the clipped gain and of the value's error, over the tokens of responses of μ."""
+    """E of the clipped gain and the value's error, over the tokens of μ's responses."""
     space = s.policy.space
     old, value = s.behavior.value.prefix.detach()[:, space.places], s.policy.value.prefix[:, space.places]
     A, w = advantages(s, gamma, gae_lambda[0]), s.e_tokens.exp()
@@ -156,8 +156,8 @@ def ppo(
     target = old + advantages(s, gamma, gae_lambda[1])
     error = (value - target).square()
     if value_clip is not None:
-        within = old + (value - old).clamp(-value_clip, value_clip)
-        error = torch.maximum(error, (within - target).square())
+        near = old + (value - old).clamp(-value_clip, value_clip)
+        error = torch.maximum(error, (near - target).square())
     if average == "token":
         return per_token(s, error / 2 - limited)
     sum_XY = torch.where(space.mask, error / 2 - limited, 0.0).sum(2)
@@ -173,7 +173,7 @@ of_ppo = of_options(
     n=(1, 2),
     episodes=False,
 )
-# With λ = 1 it is the policy gradient; each of the two tokens of a response has half of it.
+# With λ = 1 it is the policy gradient, halved by the mean over the two tokens of a response.
 PPO_OF_REWARDS = of_ppo(beta=0.0, gae_lambda=(1.0, 0.95), average="response")
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {

@@ -51,7 +51,7 @@ of_tokens = of_options(in_rewards, FRESH, "optimum", 400, policy_gradient=one, e
 onpolicy = of_options(formulas.half_variance_on_policy, FRESH, "unknown", 400, noise=False, episodes=False)
 of_squares = of_options(squares, GROUPED, "optimum", 400)
 of_soft = of_options(soft, BEHAVIOR, "unknown", noise=False)
-# Policy and value learn at once, which takes long where the behavior policy hardly ever shows some response.
+# Policy and value learn at once, which takes long if the behavior policy rarely samples some response.
 DRO = Claims(
     formulas.half_square_with_value,
     "optimum",
@@ -71,7 +71,7 @@ STORED_SQUARE = Claims(
     policy_gradient=lambda beta: 2 * beta,
     n=(1, 2),
 )
-# Of groups of three.
+# The factors are those of groups of three.
 HALF_VARIANCE = replace(of_squares(scale="half_variance"), policy_gradient=itself)
 VARGRAD = replace(of_squares(scale="trajectory"), policy_gradient=lambda beta: 4 / 3 * beta**-1)
 COPG = replace(of_squares(scale="pairs"), policy_gradient=lambda beta: 6.0 * beta)
@@ -110,7 +110,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         pulled(of_agro(), lambda s: -0.3 * s.mean(s.policy.logp()), noise=True, baseline_shift=0.3),
         STORED,
         STEP,
-        # Its optimum is another: that of β/T. A number more in log f is one over the length in R.
+        # Its optimum differs: it has β/T for β. A number added to log f is divided by the length in R.
         Claims(
             formulas.half_variance_of_means,
             "elsewhere",

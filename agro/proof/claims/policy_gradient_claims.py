@@ -11,7 +11,7 @@ from agro.proof.ends import BY_REWARD
 
 
 def advantage_claims(kind: str, updates: int = 0, **options: Any) -> Claims:
-    """Of reinforce with an advantage."""
+    """Claims of reinforce with an advantage."""
     return Claims(
         lambda s: formulas.summed(s, kind, options.get("shift", 0.0)),
         "elsewhere",
@@ -59,6 +59,6 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         *(advantage_claims(kind, baseline=kind) for kind in ("maxrl", "opo")),
         advantage_claims("opo", baseline="opo", shift=0.3),
     ),
-    # The prefixes of the KL are sampled, and no gradient says so: on-policy too it ends beside the optimum.
+    # The KL's prefixes are sampled without a gradient: even on-policy it ends away from the optimum.
     "kl_pg": (Claims(formulas.kl_policy_gradient, "elsewhere", ("reward", "groups", "kl")),),
 }

@@ -1,4 +1,4 @@
-"""Claims of agro.objectives.methods.preference: of judged pairs, and of responses that rewards tell apart.
+"""Claims of agro.objectives.methods.preference: on judged pairs, and on responses judged by their rewards.
 
 The letters are those of `agro.proof.formulas`.
 """
@@ -32,14 +32,14 @@ from agro.proof.formulas import Situation, half_variance, wins
 
 
 def on_pairs(s: Situation, loss: Callable[[Tensor, Tensor], Tensor], ratio_XY: Tensor) -> Tensor:
-    """E loss(ratio of the better one, of the other) over two draws from μ; y is better than y' with σ(r(y) −
-    r(y'))."""
+    """E loss(ratio of the better one, of the other) over two draws from μ; y is better than y' with
+    probability σ(r(y) − r(y'))."""
     shape = (*s.p.shape, s.p.shape[1])
     return mean_pairs(s, loss(ratio_XY[:, :, None].expand(shape), ratio_XY[:, None].expand(shape)))
 
 
 def mean_pairs(s: Situation, loss_XYY: Tensor) -> Tensor:
-    """E of the loss of the better one's and the other one's number over these pairs."""
+    """E over these pairs of a loss [X, better response, other response]."""
     p_XYY = s.p[:, :, None] * s.p[:, None]
     better_XYY = (s.reward[:, :, None] - s.reward[:, None]).sigmoid()
     return 2 * (p_XYY * better_XYY * loss_XYY).sum((1, 2)).mean()
@@ -56,17 +56,17 @@ def quarter(s: Situation, ratio_XY: Tensor, gap: float = 0.5) -> Tensor:
 
 
 def square_from_baseline(s: Situation, gap: float = 0.5) -> Tensor:
-    """The part of each response in β²/4 E (gap/β − h)² from the optimal baseline of its pair, times w =
+    """Each response's part of β²/4 E (gap/β − h)² relative to the optimal baseline of its pair, times w =
     min(1, √(π/f)).
 
-    See `agro.proof.formulas.optimal_baseline`; here R of the winner is gap − βh above that of the loser.
+    See `agro.proof.formulas.optimal_baseline`; here the winner's R is gap − βh above the loser's.
     """
     w_XY = (0.5 * s.d.detach()).exp().clamp(max=1.0)
     wg_XY = w_XY * formulas.squared_norm(s)
     d_XY, l_XY = s.d.detach(), s.policy.logp()
     slope_XYY = (
         0.5 * s.beta * (gap - s.beta * (d_XY[:, :, None] - d_XY[:, None]))
-    )  # of the loser; −1 times it
+    )  # of the loser; negated, of the winner
 
     won, lost = wg_XY[:, :, None], wg_XY[:, None]
     excess_XYY = slope_XYY * (lost - won) / (lost + won)
@@ -114,7 +114,7 @@ def labels(
 
 
 def extremes(s: Situation, label_smoothing: float = 0.0) -> Tensor:
-    """E of the loss of DPO for the best over the worst response of a group; 0 where all are equal."""
+    """E of DPO's loss of the best over the worst response of a group; 0 if all rewards are equal."""
     r_XKn, d_XKn = s.reward[:, s.groups], s.d[:, s.groups]
     p, total_XK = 1 - label_smoothing, torch.zeros_like(r_XKn[..., 0])
     count_XK = torch.zeros_like(total_XK)
@@ -142,7 +142,7 @@ def of_pairs(
     end: End | None = None,
     **options: Any,
 ) -> Claims:
-    """Of groups of two."""
+    """Claims for groups of two."""
     return Claims(expects, ends, needs, options, n=(2,), updates=updates, end=end)
 
 
@@ -156,11 +156,11 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "pair_consistency": (
         replace(RATED, policy_gradient=itself),
         weighted(RATED, "reference"),
-        # IPO: judgments that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
+        # IPO: judgments sampled with σ(r − r') imply a gap of ½ (2σ − 1), not r − r'.
         of_pairs(lambda s: quarter(s, s.d), "elsewhere", JUDGED, 300, BY_WINS),
         # The optimal baseline doesn't read judgments, so it ends there too.
         moved(of_pairs(square_from_baseline, "elsewhere", JUDGED, 600, BY_WINS, **OPTIMAL)),
-        # Three votes of four say ⅔ after the uniform prior.
+        # Three votes of four give ⅔ with the uniform prior.
         of_pairs(lambda s: quarter(s, s.d, 0.8 / 3), "elsewhere", VOTED, gap=0.8, votes="mean"),
         of_pairs(lambda s: quarter(s, s.e), "unknown", OF_BEHAVIOR, anchor="behavior"),
     ),

@@ -44,7 +44,7 @@ def sampled(s: Situation, divergence: str | float, *, weighted: bool = True) -> 
 
 
 def distilled(s: Situation, divergence: str | float = "reverse") -> Tensor:
-    """The exact divergence wherever μ may write every token; else of those that it writes."""
+    """The exact divergence if μ may write every token, else the divergence over those that it writes."""
     return exact(s, divergence) if (s.p > 0).all() else sampled(s, divergence)
 
 
@@ -58,7 +58,7 @@ def of_texts(
     end: End | None = None,
     **options: Any,
 ) -> Claims:
-    """No response is compared with others."""
+    """Claims of an objective that doesn't compare responses."""
     return Claims(expects, "elsewhere", needs, options, n=(1, 2), updates=updates, end=end)
 
 

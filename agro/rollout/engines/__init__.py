@@ -1,8 +1,8 @@
 """Engines generate tokens. An engine sees token ids only, no prompts and no records.
 
-It continues token ids and returns log-probs and the weights' version. `ENGINES` declares what an engine can
-do beyond that. Whatever it doesn't declare is refused before anything is computed, so that a new engine
-begins with nothing.
+It continues token ids and returns log-probs and the weights' version. `ENGINES` declares what else an engine
+can do. A setting that needs anything undeclared is refused before any computation, so that a new engine
+starts with nothing.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Capability = Literal["shares_weights", "reports_kept_sets", "skips_layers", "ser
 
 
 class NoServer(Refused):
-    """No server is left, but none for a reason that a person must mend: the next push may find one."""
+    """No server is left, but none needs to be fixed by a person: the next push may find one."""
 
 
 @dataclass(frozen=True)
 class Request:
     """A request for one continuation."""
 
-    number: int  # of the response; number and seed determine the noise
-    ids: list[int]  # of the context; the same list object for all responses to it
-    room: int  # tokens that the response may have
-    position: int = 0  # of its first token in the noise: tokens sampled in earlier turns of the episode
+    number: int  # of the response; it determines the noise, together with the seed
+    ids: list[int]  # of the context; all responses to it share the list object
+    room: int  # the most tokens that the response may have
+    position: int = 0  # of its first token in the noise: number of tokens in earlier turns of the episode
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Continuation:
     tokens: NDArray[np.int64]  # [T]
     logp: NDArray[np.float64]  # [T] nats, under the distribution sampled from; NaN where unknown
     version: int | NDArray[np.int32]  # optimizer steps of the weights, or [T] of each token's; -1: unknown
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # what the engine adds to `Sample.sampling`
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # added to `Sample.sampling`
     kept: Sequence[Ids] | None = None
     """[T] the ids that each token was chosen from, as in `agro.types.kept_sets.flat`."""
 
@@ -56,13 +56,12 @@ class Continuation:
 class Engine(Protocol):
     """Continues token ids. `version` is the number of optimizer steps of its weights; -1: not the trainer's.
 
-    `can` is what the engine can do beyond decoding, see `CAPABILITIES`: a setting that needs anything else is
-    refused. `measured` has metrics of `agro/runs/metrics.md` that it knows; those that count something, such
-    as requests_failed, are of the last call of `decode`. `check` is called again and again while the engine
-    decodes, and may raise `Interrupted`.
+    `can`: its capabilities beyond decoding, see `CAPABILITIES`; a setting that needs another one is refused.
+    `measured`: its metrics, of `agro/runs/metrics.md`; counts, such as requests_failed, are those of the last
+    call of `decode`. `check` is called repeatedly while the engine decodes, and may raise `Interrupted`.
 
-    A run makes an engine of a user as `Class(encoder, say, **engine.options)`, or as `Class(policy, version,
-    **engine.options)` where it `can` share weights.
+    A run makes a user's engine as `Class(encoder, say, **engine.options)`, or as `Class(policy, version,
+    **engine.options)` if it can share weights.
     """
 
     can: ClassVar[frozenset[Capability]]
@@ -73,11 +72,11 @@ class Engine(Protocol):
     def measured(self) -> Mapping[str, Any]: ...
 
     def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
-        """Serve the requests from the left of `waiting`, each as soon as it finishes.
+        """Serve the requests from the left of `waiting`; yield each response when it finishes.
 
         The caller may add requests while it iterates; take requests only then. A response ends with an end
-        token, a text of `sampler.stop` (whose tokens it keeps), or when its room is used up. `sampler` has no
-        setting that needs more than the engine can.
+        token, a text of `sampler.stop` (whose tokens it includes), or when its room is used up. No setting of
+        `sampler` needs a capability that the engine lacks.
         """
         ...
 
@@ -96,7 +95,7 @@ CAPABILITIES: dict[Capability, str] = {
     "skips_layers": "decodes without some layers of the policy",
     "serves_collectors": "is loaded by each collector (agro collect)",
 }
-ENGINES: dict[str, frozenset[Capability]] = {  # what those of each engine.kind can do
+ENGINES: dict[str, frozenset[Capability]] = {  # the capabilities of each engine.kind
     "hf": frozenset(CAPABILITIES),
     "vllm": frozenset(("serves_collectors",)),
     "server": frozenset(("serves_collectors",)),
@@ -104,7 +103,7 @@ ENGINES: dict[str, frozenset[Capability]] = {  # what those of each engine.kind 
 
 
 class Requirement(NamedTuple):
-    """A setting that needs a capability, unless its value is `unset`, or says that it isn't wanted."""
+    """A setting that needs a capability, unless its value is `unset`, None, False or 0."""
 
     setting: str
     needs: Capability
@@ -123,20 +122,20 @@ REQUIREMENTS = (
 
 
 def capabilities(kind: str) -> frozenset[Capability]:
-    """What the engines of this `engine.kind` can do. Raises `Refused` where there is none."""
+    """The capabilities of this `engine.kind`. Raises `Refused` if there is no such engine."""
     return ENGINES[kind] if kind in ENGINES else declared(engine_of_user(kind))
 
 
 def engine_of_user(kind: str) -> Callable[..., Engine]:
-    """What makes the engine that `engine.kind` names: a class of an installed package, or of a file.
+    """Load the class that `engine.kind` names, from an installed package or a file.
 
-    Raises `Refused` where there is no such class, or where it isn't as `Engine` says.
+    Raises `Refused` if there is no such class, or if it lacks a method of `Engine`.
     """
     engine = plugins.load("engines", kind, "engine.kind")
     missing = [name for name in ("decode", "load", "close") if not callable(getattr(engine, name, None))]
     if missing:
         raise Refused(
-            f"engine.kind: {kind}: expected a class as agro.rollout.engines.Engine, got {engine!r:.80} "
+            f"engine.kind: {kind}: expected a class like agro.rollout.engines.Engine, got {engine!r:.80} "
             f"without {', '.join(missing)}"
         )
     maker: Callable[..., Engine] = engine
@@ -144,9 +143,9 @@ def engine_of_user(kind: str) -> Callable[..., Engine]:
 
 
 def declared(engine: Any) -> frozenset[Capability]:
-    """What an engine, or a class of engines, can do; nothing where it says nothing.
+    """The capabilities that an engine or its class declares, by default none.
 
-    Raises `Refused` for what isn't a set of `CAPABILITIES`.
+    Raises `Refused` for anything but a set of `CAPABILITIES`.
     """
     can: Any = getattr(engine, "can", frozenset())
     name = getattr(engine, "__name__", type(engine).__name__)
@@ -155,14 +154,14 @@ def declared(engine: Any) -> frozenset[Capability]:
 
 
 def called_with(settings: EngineConfig) -> str:
-    """What the class of a user's engine is called with, for messages."""
-    given = "policy, version" if "shares_weights" in capabilities(settings.kind) else "encoder, say"
+    """The arguments of a user's engine class, in words, for messages."""
+    arguments = "policy, version" if "shares_weights" in capabilities(settings.kind) else "encoder, say"
     options = ", ".join(settings.options) or "none"
-    return f"engine.options: {settings.kind} was called with ({given}) and the options {options}"
+    return f"engine.options: {settings.kind} was called with ({arguments}) and the options {options}"
 
 
 def check_options(settings: EngineConfig) -> None:
-    """Raise `Refused` where the class of a user's engine doesn't take its arguments, before it is made."""
+    """Raise `Refused` if a user's engine class doesn't accept its arguments, before it is called."""
     if settings.kind not in ENGINES:
         make = engine_of_user(settings.kind)
         with plugins.errors_of(make, called_with(settings)):
@@ -170,18 +169,18 @@ def check_options(settings: EngineConfig) -> None:
 
 
 def check_section(
-    name: str, section: Section, can: Collection[Capability], engine: str, where: str = ""
+    name: str, section: Section, can: Collection[Capability], engine: str, prefix: str = ""
 ) -> None:
-    """Raise `Refused` for a setting of a section, such as "sampler", that needs what an engine can't do.
+    """Raise `Refused` if a setting of a section, such as "sampler", needs a capability that an engine lacks.
 
-    `engine`: its name in messages; `where`: what they begin with.
+    `engine`: its name in messages; `prefix`: the start of messages.
     """
     for setting, needed, way_out, unset in REQUIREMENTS:
-        of, key = setting.split(".")
-        value = getattr(section, key) if of == name else None
+        table, key = setting.split(".")
+        value = getattr(section, key) if table == name else None
         if value in (None, False, 0, unset) or needed in can:
             continue
         raise Refused(
-            f"{where}{setting} and {engine} exclude each other: {setting} = {value} needs an engine that "
+            f"{prefix}{setting} and {engine} exclude each other: {setting} = {value} needs an engine that "
             f'{CAPABILITIES[needed]}. What to do: {way_out}, or use engine.kind = "hf"'
         )

@@ -1,8 +1,8 @@
-"""How one server is asked for responses, and for log-probs of given tokens, and what it may answer. And a
-reference that a server holds: a teacher too large for this GPU scores the policy's own samples.
+"""Requests to one server for responses and for log-probs of given tokens, and the checks of its replies. Also
+a served reference: a teacher too large for this GPU scores the policy's own samples.
 
-A reply is used only where it is what was requested: one response, with at most the requested number of
-tokens, all in the vocabulary, none after the end, each with a log-prob. Any other reply is refused.
+A reply is used only if it matches the request: one response, with at most the requested number of tokens, all
+in the vocabulary, none after the end, each with a log-prob. Any other reply is refused.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ SEE_LOG = "see the server's log, then continue with --resume"
 
 
 def connected(url: str, settings: config.EngineConfig, key: str | None = None) -> Connection:
-    """`key`: of a server that has another one than `engine.api_key`."""
+    """Connect to a server; `key` replaces `engine.api_key`."""
     key = key or from_environment(settings.api_key, "engine.api_key")
     return Connection(url, settings.timeout, settings.retries, key, section="engine")
 
 
 class _Content(BaseModel):
-    """Only JSON's own types: 97.0, true and "97" are no integers. Fields that aren't read may be anything.
+    """Only JSON's own types: 97.0, true and "97" aren't integers. Fields that aren't read may hold anything.
 
-    A server that pauses or restarts aborts responses, whatever they say then: they are sampled again.
+    A server that pauses or restarts aborts responses; whatever they contain, they are sampled again.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -62,13 +62,13 @@ class _Content(BaseModel):
             case {"choices": [{"finish_reason": "abort"}]} | {
                 "meta_info": {"finish_reason": {"type": "abort"}}
             }:
-                raise Failed('finish_reason "abort": the server gave the response up')
+                raise Failed('finish_reason "abort": the server aborted the response')
         return content
 
 
-def _at(first: str, *path: str | int, default: Any = ...) -> Any:
+def _at(key: str, *path: str | int, default: Any = ...) -> Any:
     """A field at a path of a reply."""
-    return Field(default, validation_alias=AliasPath(first, *path))
+    return Field(default, validation_alias=AliasPath(key, *path))
 
 
 class Span(_Content):
@@ -80,40 +80,40 @@ class Span(_Content):
 
 
 class Reply(NamedTuple):
-    """One response, whatever a server calls its parts."""
+    """One response, in the same form for all dialects."""
 
     token_ids: list[int]
     logprobs: list[float | None]  # None: unknown
     finish_reason: str
-    spans: Sequence[Span] | None = None  # None: the server doesn't say
+    spans: Sequence[Span] | None = None  # None: the server doesn't report them
 
 
 def check_reply(reply: Reply, request: Request, encoder: Encoder, stops: Sequence[str]) -> None:
     """Raise `ValueError` for a reply that isn't one response to the request.
 
-    It ends at the first end token or stop text, unless it was truncated before. The spans of its versions
-    follow each other. The log-prob of an almost certain token may exceed 0 by rounding.
+    A response ends at the first end token or stop text, unless it was truncated earlier. The spans of its
+    versions are contiguous. The log-prob of an almost certain token may exceed 0 by rounding.
     """
     ids, logprobs, last_id = reply.token_ids, reply.logprobs, encoder.vocab_size - 1
     if not 1 <= len(ids) <= request.room:
         raise _wrong("token_ids", f"1 to {request.room} tokens (max_tokens)", len(ids))
     if len(logprobs) != len(ids):
         raise _wrong("logprobs.token_logprobs", f"one for each of {len(ids)} tokens", len(logprobs))
-    for place, token in enumerate(ids):
+    for position, token in enumerate(ids):
         if not 0 <= token <= last_id:
             expected = f"an id of the policy's vocabulary, 0 to {last_id}"
             raise _wrong(
-                f"token_ids.{place}", expected, f"{token!s:.40}", "let the server serve the run's model"
+                f"token_ids.{position}", expected, f"{token!s:.40}", "let the server serve the run's model"
             )
-    for place, logprob in enumerate(logprobs):
+    for position, logprob in enumerate(logprobs):
         if logprob is not None and logprob > ROUNDING:
-            raise _wrong(f"logprobs.token_logprobs.{place}", "a log-prob, at most 0", f"{logprob:g}")
+            raise _wrong(f"logprobs.token_logprobs.{position}", "a log-prob, at most 0", f"{logprob:g}")
     if reply.spans is not None:
-        places = [(span.start, span.end) for span in reply.spans]
-        ends, starts = [0, *(end for _, end in places)], [*(start for start, _ in places), len(ids)]
-        if ends != starts or any(start >= end for start, end in places):
-            expected = f"spans one after the other over {len(ids)} tokens"
-            raise _wrong("weight_versions", expected, f"{places!s:.80}")
+        bounds = [(span.start, span.end) for span in reply.spans]
+        ends, starts = [0, *(end for _, end in bounds)], [*(start for start, _ in bounds), len(ids)]
+        if ends != starts or any(start >= end for start, end in bounds):
+            expected = f"contiguous spans over {len(ids)} tokens"
+            raise _wrong("weight_versions", expected, f"{bounds!s:.80}")
     _check_end(reply, request, encoder, stops)
 
 
@@ -126,11 +126,11 @@ def _check_end(reply: Reply, request: Request, encoder: Encoder, stops: Sequence
         return any(stop in text for stop in stops)
 
     *body, end = reply.token_ids
-    for place, token in enumerate(body):
+    for position, token in enumerate(body):
         if token in encoder.eos_ids:
-            expected = f"nothing after the end token {token} at {place}"
+            expected = f"nothing after the end token {token} at {position}"
             way_out = "start the server without ignore_eos"
-            raise _wrong("token_ids", expected, f"{len(body) - place} more", way_out)
+            raise _wrong("token_ids", expected, f"{len(body) - position} more", way_out)
     if has_stop(body):
         expected = f"nothing after a text of sampler.stop ({list(stops)!r:.80})"
         way_out = "start the server without speculative decoding, or remove sampler.stop"
@@ -147,7 +147,7 @@ def _wrong(field: str, expected: str, got: object, way_out: str = SEE_LOG) -> Va
 
 
 def _reached(reply: Any, path: Iterable[str | int]) -> Any:
-    """The part of a reply that a path leads to, or the last one on it that is there."""
+    """The part of a reply at a path, or the last part on the path that exists."""
     for key in path:
         try:
             reply = reply[key]
@@ -157,22 +157,22 @@ def _reached(reply: Any, path: Iterable[str | int]) -> Any:
 
 
 @contextmanager
-def refusing_replies(where: str, advice: str) -> Iterator[None]:
-    """Raise `Refused` for a reply that says something else than it was asked for: which field, what was
-    expected, what came. `advice`: what to do where it lacks something."""
+def refusing_replies(subject: str, advice: str) -> Iterator[None]:
+    """Raise `Refused` for an invalid reply, with the field, the expected and the actual value. `advice`: what
+    to do if a field is missing."""
     try:
         yield
     except Refused:
         raise
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "reply"
-        message = first["msg"][0].lower() + first["msg"][1:]
-        got = _reached(first["input"], first["loc"]) if first["type"] == "missing" else first["input"]
+        detail = error.errors()[0]
+        field = ".".join(map(str, detail["loc"])) or "reply"
+        message = detail["msg"][0].lower() + detail["msg"][1:]
+        got = _reached(detail["input"], detail["loc"]) if detail["type"] == "missing" else detail["input"]
         problem = f"{field}: {message}, got {got!r:.80}. What to do: {advice}"
-        raise Refused(f"{where}: {problem}") from None
+        raise Refused(f"{subject}: {problem}") from None
     except ValueError as error:
-        raise Refused(f"{where}: {error}") from None
+        raise Refused(f"{subject}: {error}") from None
 
 
 def dialect_of(settings: config.EngineConfig, eos_ids: Sequence[int]) -> Dialect:
@@ -198,7 +198,7 @@ def _common(sampler: SamplerConfig, eos_ids: list[int]) -> Body:
     }
 
 
-One = Annotated[list[Any], Field(min_length=1, max_length=1)]  # the one response that was asked for
+One = Annotated[list[Any], Field(min_length=1, max_length=1)]  # the one requested response
 
 
 class LogProb(_Content):
@@ -231,12 +231,12 @@ class Completions:
         return {"model": served, "prompt": request.ids, "return_token_ids": True, **settings}
 
     def _settings(self, request: Request, sampler: SamplerConfig, seed: int) -> Body:
-        own = {"max_tokens": request.room, "include_stop_str_in_output": True, "logprobs": 0}
-        return {**own, **_common(sampler, self.eos_ids), "seed": noise(request, seed)}
+        settings = {"max_tokens": request.room, "include_stop_str_in_output": True, "logprobs": 0}
+        return {**settings, **_common(sampler, self.eos_ids), "seed": noise(request, seed)}
 
     def read(self, content: Any) -> Reply:
-        found = _Completion.model_validate(content)
-        return Reply(found.token_ids, found.logprobs, found.finish_reason)
+        reply = _Completion.model_validate(content)
+        return Reply(reply.token_ids, reply.logprobs, reply.finish_reason)
 
     def scoring(self, ids: Sequence[int], served: str | None) -> Body:
         body = {"model": served, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0}
@@ -262,7 +262,7 @@ class _Generated(_Content):
 
 
 class Generate(Completions):
-    """vLLM's /inference/v1/generate, which says with which weights each token was sampled."""
+    """vLLM's /inference/v1/generate, which reports the weights' version of each token."""
 
     path = "/inference/v1/generate"
     advice = "start vLLM 0.32 or newer with --enable-scale-out, or set engine.api = completions"
@@ -272,9 +272,9 @@ class Generate(Completions):
         return {"model": served, "token_ids": request.ids, "sampling_params": settings}
 
     def read(self, content: Any) -> Reply:
-        found = _Generated.model_validate(content)
-        logprobs: list[float | None] = [entry.logprob for entry in found.logprobs]
-        return Reply(found.token_ids, logprobs, found.finish_reason, found.spans)
+        reply = _Generated.model_validate(content)
+        logprobs: list[float | None] = [entry.logprob for entry in reply.logprobs]
+        return Reply(reply.token_ids, logprobs, reply.finish_reason, reply.spans)
 
 
 Entry = Annotated[tuple[StrictFloat | None, StrictInt, Any], Strict(False)]  # log-prob, token id, text
@@ -291,7 +291,7 @@ class _SGLangScored(_Content):
 
 
 class SGLang:
-    """SGLang's /generate, as of its documentation for 0.5: it wasn't tried with a server."""
+    """SGLang's /generate as documented for 0.5; not tested with a real server."""
 
     path = scoring_path = "/generate"
     advice = "use SGLang 0.5, or vLLM (engine.dialect = vllm)"
@@ -300,8 +300,8 @@ class SGLang:
         self.eos_ids = list(eos_ids)
 
     def sampling(self, request: Request, sampler: SamplerConfig, seed: int, served: str | None) -> Body:
-        own = {"max_new_tokens": request.room, "no_stop_trim": True, "sampling_seed": noise(request, seed)}
-        return self._body(request.ids, {**own, **_common(sampler, self.eos_ids)}, -1, served)
+        settings = {"max_new_tokens": request.room, "no_stop_trim": True, **_common(sampler, self.eos_ids)}
+        return self._body(request.ids, {**settings, "sampling_seed": noise(request, seed)}, -1, served)
 
     def _body(self, ids: Sequence[int], settings: Mapping[str, Any], start: int, served: str | None) -> Body:
         body = {"input_ids": list(ids), "sampling_params": settings, "return_logprob": True}
@@ -309,8 +309,8 @@ class SGLang:
         return {**body, "logprob_start_len": start, **adapter}
 
     def read(self, content: Any) -> Reply:
-        found = _SGLangReply.model_validate(content)
-        return Reply(found.output_ids, [logp for logp, _, _ in found.entries], found.finish_reason)
+        reply = _SGLangReply.model_validate(content)
+        return Reply(reply.output_ids, [logp for logp, _, _ in reply.entries], reply.finish_reason)
 
     def scoring(self, ids: Sequence[int], served: str | None) -> Body:
         return self._body(ids, {"max_new_tokens": 1, "temperature": 1.0}, 0, served)
@@ -324,13 +324,13 @@ class SGLang:
 
 
 Dialect = Completions | SGLang
-"""Requests for responses at `path`, and for log-probs of given tokens, at temperature 1, at `scoring_path`.
+"""Requests responses at `path`, and log-probs of given tokens, at temperature 1, at `scoring_path`.
 
-`scores` has one for each token but the first. It and `read` raise pydantic's `ValidationError` for a reply
-that says something else. `advice`: what to do where a reply lacks something.
+`scores` returns one for each token but the first. It and `read` raise pydantic's `ValidationError` for an
+invalid reply. `advice`: what to do if a reply lacks a field.
 """
 
-Scores = list[list[float]]  # of sequences, for each token but the first
+Scores = list[list[float]]  # per sequence, for each token but the first
 
 
 async def score(
@@ -346,21 +346,21 @@ async def score(
 
 
 TEXT = (
-    "The quick brown fox: 12 + 34 = 46?\n¿Qué? 你好\t</s> <|im_end|>"  # whose tokens two tokenizers differ in
+    "The quick brown fox: 12 + 34 = 46?\n¿Qué? 你好\t</s> <|im_end|>"  # two tokenizers differ in its tokens
 )
-AT_ONCE = 32  # sequences
+AT_ONCE = 32  # concurrent requests
 
 
 class ServedReference(Policy):
-    """Log-probs of the model at the URL `policy.reference_model`; it has no weights and no logits here."""
+    """Log-probs of the model at the URL `policy.reference_model`; no weights or logits are here."""
 
     def __init__(self, config: RunConfig, policy: Policy) -> None:
-        """Raises `Refused` where the server doesn't answer, or has another tokenizer."""
+        """Raises `Refused` if the server doesn't answer, or has another tokenizer."""
         self.__dict__.update(policy.__dict__)
         self.value = self.masters = None
         self.url = str(config.policy.reference_model).rstrip("/").removesuffix("/v1")
-        own = {"kind": "server", "dialect": "vllm", "api": "completions", "api_key": None}  # no other's key
-        self.settings = config.engine.model_copy(update=own)
+        update = {"kind": "server", "dialect": "vllm", "api": "completions", "api_key": None}
+        self.settings = config.engine.model_copy(update=update)  # without the engine's key
         self.dialect = dialect_of(self.settings, policy.eos_ids)
         self.served = asyncio.run(self._check())
 
@@ -373,13 +373,13 @@ class ServedReference(Policy):
         reference: Policy | None = None,
         kept: KeptSets | None = None,
     ) -> dict[str, Tensor]:
-        """See `Policy.streams`: of "logp" alone. Raises `Refused` for others, and where the server fails."""
+        """See `Policy.streams`; only "logp". Raises `Refused` for other streams, and if the server fails."""
         if set(want) != {"logp"} or kept is not None:
             self.hidden(tokens, lengths)
         rows = [row[:n].tolist() for row, n in zip(tokens.cpu(), lengths.tolist(), strict=True)]
         logp = torch.full(tokens.shape, torch.nan)
-        for i, found in enumerate(asyncio.run(self._score(rows))):
-            logp[i, 1 : len(found) + 1] = torch.tensor(found)
+        for i, values in enumerate(asyncio.run(self._score(rows))):
+            logp[i, 1 : len(values) + 1] = torch.tensor(values)
         return {"logp": torch.where(mask.cpu(), logp, torch.nan).to(self.device)}
 
     def hidden(self, tokens: Tensor, lengths: Tensor, *, packs: bool = True) -> Tensor:
@@ -389,14 +389,14 @@ class ServedReference(Policy):
         )
 
     async def _score(self, rows: Sequence[list[int]]) -> Scores:
-        connection, places = connected(self.url, self.settings), asyncio.Semaphore(AT_ONCE)
+        connection, slots = connected(self.url, self.settings), asyncio.Semaphore(AT_ONCE)
 
         async def one(row: list[int]) -> list[float]:
-            async with places:
-                [found] = await score(connection, self.dialect, [row], self.served)
-            if max(found, default=0.0) > ROUNDING:
-                raise self._refused(f"expected log-probs, at most 0, got {max(found):g}")
-            return found
+            async with slots:
+                [logps] = await score(connection, self.dialect, [row], self.served)
+            if max(logps, default=0.0) > ROUNDING:
+                raise self._refused(f"expected log-probs, at most 0, got {max(logps):g}")
+            return logps
 
         try:
             return list(await asyncio.gather(*map(one, rows)))
@@ -406,7 +406,7 @@ class ServedReference(Policy):
             await connection.close()
 
     async def _check(self) -> str:
-        """The server's name of its model, whose tokens must be ours."""
+        """Check the server's tokenizer; returns the name of its model."""
         connection = connected(self.url, self.settings)
         try:
             name = await connection.request("/v1/models", read=lambda reply: str(reply["data"][0]["id"]))
@@ -417,7 +417,7 @@ class ServedReference(Policy):
         finally:
             await connection.close()
         if theirs != self.tokenizer(TEXT, add_special_tokens=False)["input_ids"]:
-            raise self._refused(f"expected the tokenizer of policy.model, got other tokens of {TEXT!r}")
+            raise self._refused(f"expected the tokenizer of policy.model, got other tokens for {TEXT!r}")
         return str(name)
 
     def _refused(self, problem: object) -> Refused:

@@ -1,15 +1,15 @@
 """The batch that is being decoded.
 
-Tokens, log-probs and noise are on the CPU. The model's device has keys and values, and which of them each row
-attends to. A step sends it the noise and copies back tokens and log-probs: a GPU is waited for once.
+Tokens, log-probs and noise are on the CPU. The model's device has keys, values and the mask of each row's
+attention. A step sends it the noise and copies back tokens and log-probs, so it waits for a GPU once.
 
 All rows write into the same column of preallocated buffers, so shorter rows are padded on the left, and a
-step is one forward pass over [b,1] tokens. A row that finishes is removed at once, and the last row moves
-into its place. For a row that is added, the keys and values of all prompt tokens except the last are computed
-and end at the column before the current one; the next step of all rows processes the last token. Prompts are
-padded on the right, as in training, and processed once for all rows that are added together. When the columns
-are used up, the live ones are moved to the left. When a prompt is longer than any before, columns are added
-there. `Stops` says whether a response has a stop text at its end.
+step is one forward pass over [b,1] tokens. A finished row is removed at once, and the last row moves into its
+place. When a row is added, the keys and values of all its prompt's tokens except the last are computed, and
+placed to end at the column before the current one; the next step of all rows processes the last token.
+Prompts are padded on the right, as in training, and processed once for all rows that are added together. When
+the columns are used up, the live ones move to the left. When a prompt is longer than all earlier ones,
+columns are added on the left. `Stops` finds a stop text at the end of a response.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ class Stops:
 
     def __init__(self, policy: Policy, texts: Sequence[str]) -> None:
         self.policy, self.texts = policy, texts
-        self._least = max((len(text.encode()) for text in texts), default=0) + 8  # tokens
+        self._window = max((len(text.encode()) for text in texts), default=0) + 8  # tokens
 
     def found(self, tokens: NDArray[np.int64], start: int, end: int) -> bool:
-        """Whether `tokens[first:end]` has a stop text that its last token completes.
+        """Whether the last token of `tokens[start:end]` completes a stop text.
 
-        The text is new, so only the last tokens are decoded. `tokens` has at least one token before `start`.
+        Such a text is new, so only the last tokens are decoded. At least one token precedes `start`.
         """
-        special, count = self.policy.encoder.special, self._least
+        special, count = self.policy.encoder.special, self._window
         while True:  # until enough of them have text
             begin = max(start, end - count)
             previous, *ids = tokens[begin - 1 : end].tolist()
             without_text = sum(token in special for token in ids)
-            if begin == start or len(ids) - without_text >= self._least:
+            if begin == start or len(ids) - without_text >= self._window:
                 break
-            count = self._least + without_text
+            count = self._window + without_text
         tail = self.policy.encoder.decode(ids, [previous])
         return any(text in tail for text in self.texts)
 
 
-HAS_KEYS = attrgetter("is_initialized")  # before the first pass no layer, later all that aren't skipped
+HAS_KEYS = attrgetter("is_initialized")  # no layer before the first pass, then all that aren't skipped
 _SLACK = 256  # columns beyond what a row may need, so that moving to the left is rare
 
 
 class Decoder(Protocol):
-    """The requests that an engine serves at once, at most `size`; those in `live` aren't finished."""
+    """Decodes at most `size` requests at once; those in `live` are unfinished."""
 
     size: int
     live: list[Request]
@@ -78,7 +78,7 @@ class Decoder(Protocol):
         """Add requests, at most `free`."""
 
     def step(self) -> list[Finished]:
-        """One or more tokens for every row; removes and returns the rows that finished."""
+        """Decode one or more tokens for every row; remove and return the finished rows."""
         ...
 
 
@@ -90,7 +90,7 @@ class Finished(NamedTuple):
 
 
 def close_ranks(live: list[Request], done: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Remove the rows `done` from `live`; the last ones move in. Returns which were free, and which moved."""
+    """Replace the rows `done` of `live` by the last ones. Returns the freed rows, and those that moved."""
     remaining = len(live) - len(done)
     holes = [i for i in done if i < remaining]
     movers = [i for i in range(remaining, len(live)) if i not in set(done)]
@@ -104,9 +104,9 @@ class ColumnsLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer, [size,heads,columns,width]; a forward pass sees the columns in use."""
 
     def __init__(self, rows: Any) -> None:
-        """`rows`: what has `size` and `columns`, and keeps this layer."""
+        """`rows`: the owner of this layer, with `size` and `columns`."""
         super().__init__()
-        self.rows: Any = weakref.proxy(rows)  # a cycle would keep the buffers until Python looks for cycles
+        self.rows: Any = weakref.proxy(rows)  # a cycle would keep the buffers until garbage collection
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = (
@@ -153,11 +153,11 @@ class Rows:
         *,
         fused: bool = False,
     ) -> None:
-        """`requests`: those known so far, for the sizes. No later one may have more room than these."""
+        """`requests`: those so far, for the sizes. No later one may have more room than these."""
         self.policy = policy
         self.sampler, self.seed = sampler, seed
         self.live: list[Request] = []
-        # By number of the request, of each of its tokens so far; None: they aren't recorded.
+        # Kept sets of a request's tokens so far, by its number; None: not recorded.
         self.kept: dict[int, list[Ids]] | None = {} if sampler.records_kept else None
         self.size = min(sampler.batch, len(requests))
         self.longest = max(len(r.ids) for r in requests)  # prompt
@@ -174,7 +174,7 @@ class Rows:
         self.number = np.arange(self.size)
         self.eos = np.array(policy.eos_ids, np.int64)
         self.device = policy.device
-        # The last token of each row, and what is added to its attention: -inf in columns before its start.
+        # The last token of each row, and the mask added to its attention: -inf in columns before its start.
         self.last = torch.zeros(0, dtype=torch.long, device=self.device)
         self.mask = torch.zeros((self.size, self.columns), dtype=policy.dtype, device=self.device)
         config = policy.model.config.get_text_config()
@@ -193,7 +193,7 @@ class Rows:
     @torch.no_grad()
     def admit(self, wave: list[Request]) -> None:
         longest = max(len(r.ids) for r in wave)
-        if longest > self.longest:  # twice as many columns for prompts as before, so it is rare
+        if longest > self.longest:  # at least doubles the columns for prompts, so it is rare
             more = max(longest - self.longest, self.longest)
             self.longest += more
             self._move(self.end + more, self.columns + more)
@@ -216,11 +216,11 @@ class Rows:
         self.low = int(self.start[: len(self.live)].min())
 
     def _sent(self, values: NDArray[Any]) -> Tensor:
-        """The numbers on the model's device, without waiting for it."""
+        """Copy numbers to the model's device, without waiting for it."""
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
 
     def _hide(self, rows: slice) -> None:
-        """Let these rows attend to the columns from their starts."""
+        """Let these rows attend only to the columns from their starts on."""
         hidden = np.arange(self.columns) < self.start[rows, None]
         self.mask[rows] = 0
         self.mask[rows].masked_fill_(self._sent(hidden), -torch.inf)
@@ -241,10 +241,9 @@ class Rows:
             )
         number = {key: i for i, key in enumerate(prompts)}
         pairs = np.array([(b + i, number[id(r.ids)]) for i, r in enumerate(wave) if len(r.ids) > 1])
-        # Where a row is shorter than `width`, the columns before its start get any finite values: they are
-        # masked.
-        places = (np.arange(-width, 0) + lengths.numpy()[pairs[:, 1], None]).clip(min=0)
-        (to, source), positions = self._sent(pairs.T), self._sent(places)
+        # In a row shorter than `width`, the columns before its start get any finite values: they are masked.
+        indices = (np.arange(-width, 0) + lengths.numpy()[pairs[:, 1], None]).clip(min=0)
+        (to, source), positions = self._sent(pairs.T), self._sent(indices)
         window = slice(self.end - 1 - width, self.end - 1)
         for mine, theirs in zip(self.cache.layers, read.cache.layers):
             if not theirs.is_initialized:  # a skipped layer
@@ -256,8 +255,8 @@ class Rows:
 
     @torch.no_grad()
     def step(self) -> list[Finished]:
-        """One more token for every row; removes and returns the rows that finished."""
-        if self.end == self.columns:  # to the left, but for as many columns as the longest prompt may need
+        """Decode one more token for every row; remove and return the finished rows."""
+        if self.end == self.columns:  # to the left, except for the columns that the longest prompt may need
             self._move(self.end - min(self.low, self.end - self.longest), self.columns)
         b, e = len(self.live), self.end
         noise = self.noise[self.number[:b], e - self.first[:b]]
@@ -266,22 +265,22 @@ class Rows:
         if self.kept is not None:
             for request, ids in zip(self.live, kept_sets(logits), strict=True):
                 self.kept.setdefault(request.number, []).append(ids)
-        found = torch.stack([self.last.double(), logp.double()]).cpu().numpy()
-        self.tokens[:b, e], self.logp[:b, e] = found
+        results = torch.stack([self.last.double(), logp.double()]).cpu().numpy()
+        self.tokens[:b, e], self.logp[:b, e] = results
         self.end = e + 1
         finished = (self.limit[:b] == self.end) | (self.tokens[:b, e, None] == self.eos).any(1)
         done = sorted({*finished.nonzero()[0].tolist(), *self._stopped()})
         return self._remove(done) if done else []
 
     def _stopped(self) -> list[int]:
-        """Rows whose text now has a stop text; the door's have texts of their own."""
+        """The rows whose text now has a stop text. In `agro.door` each row has its own stop texts."""
         if not self.stops.texts:
             return []
         starts = enumerate(self.first[: len(self.live)])
         return [i for i, start in starts if self.stops.found(self.tokens[i], start, self.end)]
 
     def _draw(self, logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The next tokens [b] of the live rows, and their log-probs; see `draw`."""
+        """Sample the next tokens [b] of the live rows, and their log-probs; see `draw`."""
         return draw(logits, noise, self.sampler)
 
     def _logits(self, positions: Tensor, mask: Tensor) -> Tensor:
@@ -290,7 +289,7 @@ class Rows:
             return self.fused.logits(self.last, positions, mask, self.cache)
         attention_mask = mask == 0
         if self.device.type != "cpu" and self.is_global and self.attention in ("sdpa", "eager", PACKED):
-            # Others are read to see whether they are needed, which waits.
+            # transformers inspects any other mask to see whether it is needed, which waits for the device.
             attention_mask = mask[:, None, None]
         hidden = self.policy.model.base_model(
             input_ids=self.last[:, None],
@@ -326,17 +325,17 @@ class Rows:
         return results
 
     def _move(self, end: int, columns: int) -> None:
-        """Give the buffers so many columns, and move the live ones so that the current one is `end`."""
+        """Resize the buffers to `columns`, and move the live ones so that the current one is `end`."""
         shift, old, new = end - self.end, slice(self.low, self.end), slice(self.low + end - self.end, end)
         tokens, logp = self.tokens, self.logp
         self.tokens, self.logp = np.zeros((self.size, columns), np.int64), np.zeros((self.size, columns))
         self.tokens[:, new], self.logp[:, new] = tokens[:, old], logp[:, old]
         for layer in filter(HAS_KEYS, self.cache.layers):
             for name in ("keys", "values"):
-                before = getattr(layer, name)
-                after = before.new_zeros((*before.shape[:2], columns, before.shape[3]))
-                after[:, :, new] = before[:, :, old]
-                setattr(layer, name, after)
+                buffer = getattr(layer, name)
+                resized = buffer.new_zeros((*buffer.shape[:2], columns, buffer.shape[3]))
+                resized[:, :, new] = buffer[:, :, old]
+                setattr(layer, name, resized)
         for start in (self.start, self.first, self.limit):
             start += shift
         self.low, self.end, self.columns = self.low + shift, end, columns

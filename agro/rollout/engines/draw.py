@@ -1,7 +1,7 @@
-"""From logits to tokens: truncation, and inversion of the distribution function at a uniform number.
+"""From logits to tokens: truncation, then inversion of the distribution function at a uniform number.
 
-The function is inverted in two levels: over the sums of blocks of the vocabulary, then within one block.
-Its noise is a function of (seed, response, position), independent of the batch.
+The inversion has two levels: over the sums of blocks of the vocabulary, then within one block. The noise is a
+function of (seed, response, position), independent of the batch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from agro.models.logprobs import GAMMA, mixed
 from agro.types.kept_sets import ALL, Ids
 
 BLOCK = 128  # tokens
-_CACHED = 2**19  # logits that are drawn from at once: what a core's cache holds
+_CACHED = 2**19  # logits that are sampled from at once: as many as fit into a core's cache
 
 
 def draw(logits: Tensor, uniform: Tensor, sampler: SamplerConfig) -> tuple[Tensor, Tensor]:
     """Sample tokens [b]; returns them and their log-probs [b] under the distribution sampled from.
 
-    `logits` [b,V] are overwritten, with -inf where truncation excludes; `uniform` [b] are numbers in [0,1),
-    float64. A greedy choice uses no noise: its distribution is a point mass, its log-prob 0.
+    `logits` [b,V] are overwritten, excluded ones with -inf; `uniform` [b] are float64 numbers in [0,1). A
+    greedy choice uses no noise: its distribution is a point mass, its log-prob 0.
     """
     if sampler.temperature == 0:
         tokens = logits.argmax(1)
@@ -46,11 +46,11 @@ def draw(logits: Tensor, uniform: Tensor, sampler: SamplerConfig) -> tuple[Tenso
 
 
 def invert(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """The first tokens [b,1] up to which there is more than `uniform` [b,1] of a row's total mass.
+    """The first tokens [b,1] at which a row's cumulative mass exceeds `uniform` [b,1] of its total.
 
-    Returns the totals [b,1] too. `mass` [b,V] is at least 0. Blocks are added in its type, all else in
-    float64: of float32 a token may be another one than with a float64 sum over the vocabulary where a number
-    is within about 1e-7 of the boundary between two tokens.
+    Also returns the totals [b,1]. `mass` [b,V] is at least 0. Blocks are summed in its dtype, all else in
+    float64: with float32, a number within about 1e-7 of the boundary between two tokens may select another
+    token than a float64 sum over the vocabulary would.
     """
     b, vocabulary = mass.shape
     blocks = pad(mass, (0, -vocabulary % BLOCK)).view(b, -1, BLOCK)
@@ -60,13 +60,13 @@ def invert(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     block = torch.searchsorted(ends, target, right=True)
     cumulative = blocks[torch.arange(b, device=mass.device), block[:, 0]].cumsum(1, dtype=torch.float64)
     start = pad(ends, (1, 0)).gather(1, block)
-    # Rounding may put the rest beyond the block's mass, but the last token with mass is in any case the last.
+    # Rounding may put the offset beyond the block's mass; then its last token with mass must be selected.
     offset = torch.minimum(target - start, cumulative[:, -1:] * (1 - 2.0**-52))
     return block * BLOCK + torch.searchsorted(cumulative, offset, right=True), total
 
 
 def kept_sets(logits: Tensor) -> list[Ids]:
-    """For each row of `logits` [b,V] after `draw`, the ids that were kept; `ALL` where all were."""
+    """The ids that truncation kept in each row of `logits` [b,V] after `draw`; `ALL` if it kept all."""
     is_kept = logits > -math.inf
     row, ids = is_kept.nonzero().cpu().numpy().astype(np.int32).T
     sets = np.split(ids, np.searchsorted(row, np.arange(1, len(logits))))
@@ -74,7 +74,7 @@ def kept_sets(logits: Tensor) -> list[Ids]:
 
 
 def truncate(z: Tensor, sampler: SamplerConfig) -> Tensor:
-    """Set z [b,V], at the sampling temperature, to -inf where top-k, top-p or min-p (in order) exclude."""
+    """Set logits z [b,V], at the sampling temperature, that top-k, top-p, then min-p exclude to -inf."""
     if 0 < sampler.top_k < z.shape[1]:
         kth = z.topk(sampler.top_k, 1).values[:, -1:]
         z.masked_fill_(z < kth, -math.inf)
@@ -91,14 +91,14 @@ def truncate(z: Tensor, sampler: SamplerConfig) -> Tensor:
 def uniforms(
     seed: int, responses: Sequence[int], count: int, start: Sequence[int] | int = 0
 ) -> NDArray[np.float64]:
-    """[R,count] numbers in [0,1) for positions first … first+count-1 of each response.
+    """[R,count] numbers in [0,1) for positions start … start+count-1 of each response.
 
-    `start` is one number, or [R]. SplitMix64 is applied three times: to the
-    seed, then the response, then the position. 51 bits are used: u·x rounds to less than x for every float64
-    x, so an inverse CDF never exceeds the last token.
+    `start` is one number, or [R]. SplitMix64 is applied three times: to the seed, then the response, then the
+    position. 51 bits are used: u·x rounds to less than x for every float64 x, so an inverse CDF never exceeds
+    the last token.
     """
     seed_hash = mixed(np.array([seed % 2**64], dtype=np.uint64) + GAMMA)
     response_hash = mixed(seed_hash + GAMMA * (np.array(responses, dtype=np.uint64) + np.uint64(1)))
-    places: NDArray[np.uint64] = np.add.outer(np.array(start), np.arange(1, count + 1)).astype(np.uint64)
-    bits = mixed(response_hash[:, None] + GAMMA * places)
+    positions: NDArray[np.uint64] = np.add.outer(np.array(start), np.arange(1, count + 1)).astype(np.uint64)
+    bits = mixed(response_hash[:, None] + GAMMA * positions)
     return (bits >> np.uint64(13)).astype(np.float64) * 2.0**-51

@@ -1,7 +1,7 @@
 """A decoding step of Llama, Mistral, Qwen2 and Qwen3 models, in fewer operations than transformers' forward.
 
-It computes the same, up to rounding: products of one input are one product, weights are copied into a layout
-for few rows where torch has one, and keys and values that several heads share are not repeated for each.
+It computes the same, up to rounding: products with one input become one product, weights are copied into a
+layout for few rows if torch has one, and keys and values that several heads share aren't repeated for each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN = (nn.Linear, nn.Embedding, nn.ModuleList, SiLUActivation)
 
 
 def is_fusable(policy: Policy) -> bool:
-    """Whether the model is exactly of one of the families: no adapters, hooks, other layers or windows."""
+    """Whether the model is an unmodified one of a family: no adapters, hooks, other layers or windows."""
     base, head = policy.model.base_model, Head.of(policy.model)
     home = type(base).__module__
     if home not in {f"transformers.models.{name}.modeling_{name}" for name in _FAMILIES}:
@@ -48,11 +48,11 @@ def _is_plain(module: nn.Module, home: str) -> bool:
 
 
 class FusedStep:
-    """The step with the weights as they are now: they are copied, so it is made anew when they changed."""
+    """A step on a copy of the current weights: construct a new one when they change."""
 
     @torch.no_grad()
     def __init__(self, policy: Policy, rows: int) -> None:
-        """`rows`: the most that a step has; any fewer are possible."""
+        """`rows`: the most rows of a step; fewer are possible."""
         base = policy.model.base_model
         self.embedding: Tensor = base.embed_tokens.weight
         self.rotary = base.rotary_emb
@@ -63,15 +63,15 @@ class FusedStep:
         self.dtype = sum_dtype(head.weight)
 
     def logits(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
-        """[b] tokens at `positions` [b], of which `cache` is given keys and values -> [b,V] float32 logits.
+        """[b] tokens at `positions` [b] -> [b,V] float32 logits; adds their keys and values to `cache`.
 
-        `mask` [b,L] is added to attention: 0 in the columns that a row attends to, else -inf. Logits of
-        float64 weights are float64.
+        `mask` [b,L] is added to attention: 0 in the columns that a row attends to, else -inf. With float64
+        weights the logits are float64.
         """
         x = self.embedding[tokens]
         cos, sin = self.rotary(x, positions[:, None])
         half = sin.shape[2] // 2
-        sin[:, :, :half].neg_()  # of the halves of a head, the second with a minus takes the first's place
+        sin[:, :, :half].neg_()  # rotating swaps the halves of a head, and negates the second
         mask = mask[:, None, None]
         for layer, cached in zip(self.layers, cache.layers, strict=True):
             layer.attend(x, (cos, sin), mask, cached)
@@ -92,10 +92,10 @@ class _FusedLayer:
         self.down = _Product([mlp.down_proj], rows)
 
     def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: Any) -> None:
-        """Add to `x` [b,H] what a row's attention finds."""
+        """Add to `x` [b,H] the output of attention."""
         b, half = len(x), self.width // 2
         heads = self.read(_normal(self.norms[0], x)).view(b, -1, self.width)
-        count = heads.shape[1] // (self.shared + 2)  # of keys, and of values
+        count = heads.shape[1] // (self.shared + 2)  # number of keys, and of values
         values = heads[:, -count:]
         rotated = heads[:, :-count]  # queries and keys
         if self.head_norms[0] is not None:
@@ -119,8 +119,8 @@ class _FusedLayer:
 def _attended(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
     """[b,h,S,W], [b,h,L,W] twice, [b,1,1,L] -> [b,h,S,W].
 
-    Of a few dozen columns two products take three quarters of the kernel's time, and of many as long. In
-    half precision they would round between.
+    For a few dozen columns two products take three quarters of the kernel's time, and for many as long. In
+    half precision they would round in between.
     """
     if queries.dtype not in (torch.float32, torch.float64):
         return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
@@ -135,10 +135,10 @@ def _normal(norm: Any, x: Tensor) -> Tensor:
 
 
 class _Product:
-    """x [b,H] -> the outputs of linear layers [b,…], one after the other.
+    """x [b,H] -> the concatenated outputs [b,…] of linear layers.
 
-    As `torch.compile` does, weights are packed, at their first use. In float32 those packed by MKL are for
-    `rows` rows alone; those of oneDNN are slower there, and faster for fewer rows of large weights.
+    As in `torch.compile`, weights are packed, at their first use. In float32, MKL's packing is for exactly
+    `rows` rows; oneDNN's is slower there, and faster for fewer rows of large weights.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], rows: int) -> None:
@@ -161,19 +161,19 @@ class _Product:
         b, rows = len(x), self.rows
         product: Tensor
         if self.has_mkl and b == rows:
-            product = torch.ops.mkl._mkl_linear(x, self.by_mkl, self.weight, self.bias, rows)
+            product = torch.ops.mkl._mkl_linear(x, self.mkl_weight, self.weight, self.bias, rows)
         elif self.has_onednn and b >= self.fewest:
-            product = torch.ops.mkldnn._linear_pointwise(x, self.by_onednn, self.bias, "none", [], "")
+            product = torch.ops.mkldnn._linear_pointwise(x, self.onednn_weight, self.bias, "none", [], "")
         else:
             product = linear(x, self.weight, self.bias)
         return product
 
     @cached_property
-    def by_mkl(self) -> Tensor:
+    def mkl_weight(self) -> Tensor:
         packed: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(self.weight, self.rows)
         return packed
 
     @cached_property
-    def by_onednn(self) -> Tensor:
+    def onednn_weight(self) -> Tensor:
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(self.weight, self.rows)
         return packed

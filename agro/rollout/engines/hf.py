@@ -39,16 +39,16 @@ class HF:
         """Raises `Refused` for an architecture whose decoded log-probs differ from the trained ones.
 
         Args:
-            fused: decode with `agro.rollout.engines.fused` where the model has such layers and it computes
-                the same.
+            fused: decode with `agro.rollout.engines.fused` if the model has such layers and the results
+                agree.
         """
         self.policy = policy
         self.version = version
         self.measured: Mapping[str, Any] = {"requests_failed": 0}
         self.check: Callable[[], None] = lambda: None
         self._may_skip = False  # whether skipping layers was checked
-        known = {DynamicLayer, DynamicSlidingWindowLayer}
-        foreign = sorted(kind.__name__ for kind in kinds_of_cache(policy.model) - known)
+        supported = {DynamicLayer, DynamicSlidingWindowLayer}
+        foreign = sorted(kind.__name__ for kind in kinds_of_cache(policy.model) - supported)
         if foreign:
             raise Refused(
                 f"{policy.name}: expected a model whose only cache is the keys and values of each layer, got "
@@ -84,7 +84,7 @@ class HF:
         rows = self.rows(waiting, sampler, seed, fused=fused)
         while waiting or rows.live:
             self.check()
-            # Not while the reader has control.
+            # Only here, not while the caller runs.
             with skipping(self.policy, layers) if layers else nullcontext():
                 if waiting and rows.free >= max(1, rows.size // 4):
                     rows.admit([waiting.popleft() for _ in range(min(rows.free, len(waiting)))])
@@ -97,7 +97,7 @@ class HF:
                 yield Continuation(done.request, done.tokens, done.logp, version, sampling, done.kept)
 
     def rows(self, waiting: deque[Request], sampler: SamplerConfig, seed: int, *, fused: bool) -> Decoder:
-        """What decodes these requests, and later ones with no more room than they have."""
+        """The decoder of these requests, and of later ones with no more room than they have."""
         return Rows(self.policy, waiting, sampler, seed, fused=fused)
 
     def load(self, weights: Path, version: int) -> None:
@@ -108,30 +108,30 @@ class HF:
         """Nothing to release: the model belongs to the caller."""
 
     def _gap(self, sampler: SamplerConfig) -> tuple[float, float]:
-        """Nats between the log-probs of decoded tokens and the trainer's, and what rounding explains."""
+        """The gap in nats between decoded tokens' log-probs and the trainer's, and that of rounding alone."""
         policy = self.policy
         prompts = policy.probed_rows((1, *probed_lengths(policy.model, policy.context - PROBED)))
         waiting = deque(Request(number, ids.tolist(), PROBED) for number, ids in enumerate(prompts))
         decoded = list(self.decode(waiting, sampler, seed=0))
-        found = torch.cat([torch.tensor(done.logp) for done in decoded])
+        sampled = torch.cat([torch.tensor(done.logp) for done in decoded])
         trained = partial(self._trained, decoded)
-        return policy.gap(found, trained(), trained)
+        return policy.gap(sampled, trained(), trained)
 
     @torch.no_grad()
     def _trained(self, decoded: Sequence[Continuation]) -> Tensor:
         """Log-probs of decoded tokens as the trainer computes them."""
-        policy, found = self.policy, []
+        policy, logps = self.policy, []
         for done in decoded:
             tokens = torch.tensor([[*done.request.ids, *done.tokens.tolist()]])
             mask = torch.arange(tokens.shape[1])[None] >= len(done.request.ids)
             layers = done.sampling.get("skipped_layers")
             with skipping(policy, layers) if layers else nullcontext():
                 logp = policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"]
-            found.append(logp[mask.to(logp.device)].cpu())
-        return torch.cat(found)
+            logps.append(logp[mask.to(logp.device)].cpu())
+        return torch.cat(logps)
 
     def probe(self, sampler: SamplerConfig) -> None:
-        """Raise `Refused` where decoded log-probs differ by more than rounding."""
+        """Raise `Refused` if decoded log-probs differ by more than rounding."""
         gap, allowed = self._gap(sampler)
         if not gap <= allowed:
             raise Refused(
@@ -142,9 +142,9 @@ class HF:
 
 
 def chosen_layers(policy: Policy, share: float, seed: int, number: int) -> tuple[int, ...]:
-    """Numbers of the layers to skip: a random `share` of those between the first and the last.
+    """The numbers of the layers to skip: a random `share` of those between the first and the last.
 
-    `seed` and `number`, that of the batch's first response, decide which. Raises `Refused` where the share is
+    `seed` and `number`, that of the batch's first response, determine them. Raises `Refused` if the share is
     less than half a layer.
     """
     if share == 0:
@@ -154,7 +154,7 @@ def chosen_layers(policy: Policy, share: float, seed: int, number: int) -> tuple
     if count < 1:
         raise Refused(
             f"sampler.skip_layers: {share:g} of the {max(middle, 0)} layers of {policy.name} between the "
-            "first and the last is none; raise it, or leave it out"
+            "first and the last is none; raise it, or remove it"
         )
     random = np.random.default_rng([seed % 2**64, number])
     return tuple(sorted(int(i) + 1 for i in random.choice(middle, count, replace=False)))

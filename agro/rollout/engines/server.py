@@ -1,19 +1,19 @@
-"""The engine behind HTTP: one or more OpenAI-compatible servers of the policy, used with token ids.
+"""The HTTP engine: one or more OpenAI-compatible servers of the policy, which exchange token ids.
 
 A server should report the log-probs of the distribution that it samples from (vLLM: --logprobs-mode
-processed_logprobs). Each push of new weights is followed by a probe of what the server then has. A server
-that dies, or doesn't pass its probe, isn't used until it passes one; where none is left, the run stops.
+processed_logprobs). After each push of new weights a probe checks which weights the server has. A server that
+dies or fails its probe isn't used until it passes one; if none is left, the run stops.
 
-A push may answer 200 to every request and leave a tied output layer as it was (.8 nats off), load half of a
-checkpoint (1.2), add an adapter to another model (6.3), or nothing at all. So after each push a server's
-log-probs of fixed tokens are compared with the learner's: by rounding, those in float32 differ by 1e-6.
+A server may answer 200 to every request of a push, and yet leave a tied output layer unchanged (.8 nats off),
+load half of a checkpoint (1.2), add an adapter to another model (6.3), or load nothing. So the probe compares
+its log-probs of fixed tokens with the learner's: rounding makes those in float32 differ by 1e-6.
 
-With `engine.sleep` a server on the trainer's GPU sleeps whenever nothing is sampled. It gets new weights each
-time that it wakes, and is probed: vLLM may come back without its adapter (its issue 53888).
+With `engine.sleep` a server on the trainer's GPU sleeps whenever nothing is sampled. Each time it wakes it
+gets new weights and is probed, since vLLM may wake without its adapter (vLLM issue 53888).
 
 Deviation from the embedded engine: the noise is the server's, so a run can't be repeated bit for bit.
 
-`engine.kind = "vllm"` starts vLLM's server beside the run, and ends it with the run.
+`engine.kind = "vllm"` starts a vLLM server with the run, and ends it with the run.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ from agro.rollout.engines.connection import (
     score,
 )
 
-PUSHES = 3  # of the same weights, before a server is given up
-KEPT = 2  # adapters on a server: responses to an earlier one may still be under way for another process
-NEEDS = {  # how a server is started so that weights can be pushed to it, by dialect and way
+PUSHES = 3  # of the same weights, before a server is dropped
+KEPT = 2  # adapters on a server: another process may still be sampling with an earlier one
+NEEDS = {  # how to start a server that accepts weights, by dialect and kind of push
     ("vllm", "reload"): "VLLM_SERVER_DEV_MODE=1",
     ("vllm", "transfer"): "VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config (see examples/vllm_weights)",
     ("vllm", "adapter"): "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora, or set engine.push = reload",
@@ -71,7 +71,7 @@ NEEDS = {  # how a server is started so that weights can be pushed to it, by dia
 
 
 class Host:
-    """A server. `problem` says why it isn't used; "" where it is."""
+    """A server. `problem` says why it isn't used; "" if it is."""
 
     def __init__(
         self, url: str, settings: config.EngineConfig, encoder: Encoder, key: str | None = None
@@ -82,39 +82,39 @@ class Host:
         self.served = settings.model if settings.dialect == "vllm" else None
         self.busy = 0  # requests under way
         self.problem = self.reported = ""
-        self.is_away = False  # that is the problem
-        self.error: float | None = None  # of the last probe, nats a token
+        self.is_away = False  # whether it is unreachable or was restarted
+        self.error: float | None = None  # of the last probe, nats per token
         self._probe: Probe | None = None  # of the weights that were pushed
         self._proofs = 0
         self._proving = asyncio.Lock()
-        self._way = "reload"  # in which weights are pushed, or "transfer", "adapter"
-        self._adapters: list[str] = []  # names of those that were loaded, the newest last
+        self._way = "reload"  # how weights are pushed, or "transfer", "adapter"
+        self._adapters: list[str] = []  # names of loaded adapters, the newest last
 
     async def sample(self, request: Request, sampler: SamplerConfig, seed: int, version: int) -> Continuation:
-        """One response. `version`: of the weights that were pushed.
+        """Sample one response. `version`: of the pushed weights.
 
-        Raises `Lost` where the server fails, and `Refused` for a reply that isn't what was requested.
+        Raises `Lost` if the server fails, and `Refused` for a reply that doesn't match the request.
         """
         path, body = self.dialect.path, self.dialect.sampling(request, sampler, seed, self.served)
-        # Whose version is that of its name, whatever the server says of its model.
+        # Its name determines the version, whatever the server reports for its model.
         has_adapter = self._way == "adapter"
         self.busy += 1
         try:
             with refusing_replies(f"{self.url}{path}: response {request.number}", self.dialect.advice):
                 reply = await self.connection.request(path, body, self.dialect.read, prove=self._prove)
                 check_reply(reply, request, self.encoder, sampler.stop)
-        except Missing as error:  # it had what was pushed
+        except Missing as error:  # it has lost the adapter or model that it had
             raise Away(str(error)) from error
         finally:
             self.busy -= 1
-        logp = np.minimum(np.array(reply.logprobs, np.float64), 0.0)  # None is NaN there
-        if sampler.temperature == 0:  # a point mass, as the embedded engine says; servers report the model's
+        logp = np.minimum(np.array(reply.logprobs, np.float64), 0.0)  # None becomes NaN
+        if sampler.temperature == 0:  # a point mass, as in the embedded engine; servers report the model's
             logp = np.zeros_like(logp)
         if has_adapter or reply.spans is None:
             return Continuation(request, np.array(reply.token_ids), logp, version)
-        versions = [int(s.version) if s.version.isdecimal() else -1 for s in reply.spans]  # -1: none of ours
-        of_tokens = np.repeat(versions, [s.end - s.start for s in reply.spans]).astype(np.int32)
-        return Continuation(request, np.array(reply.token_ids), logp, of_tokens)
+        versions = [int(s.version) if s.version.isdecimal() else -1 for s in reply.spans]  # -1: not the run's
+        per_token = np.repeat(versions, [s.end - s.start for s in reply.spans]).astype(np.int32)
+        return Continuation(request, np.array(reply.token_ids), logp, per_token)
 
     async def renew(self, weights: Path, version: int, probe: Probe) -> None:
         """Push new weights, and use the server only if it passes the probe."""
@@ -133,51 +133,51 @@ class Host:
             self.drop(error, advice)
 
     def drop(self, error: Exception, advice: str = "") -> None:
-        """Don't use the server until a push. `advice`: for one that lacks a route or a model."""
+        """Don't use the server until the next push. `advice`: for one that lacks a route or a model."""
         self.problem = f"{error}{advice}" if isinstance(error, Missing) else str(error)
         self.is_away = isinstance(error, Away)
 
     async def _prove(self) -> None:
-        """After a broken connection: a server that was started again hasn't the weights that were pushed.
+        """Check the weights after a broken connection, since a restarted server lacks the pushed ones.
 
-        Raises `Broken` while it doesn't answer, and `Away` where it has others: it gets them with the next
-        push. Of requests that failed together the first one asks.
+        Raises `Broken` while it doesn't answer, and `Away` if it has other weights, until the next push. Of
+        requests that failed together only the first one checks.
         """
         proofs = self._proofs
         async with self._proving:
             if self._probe is None or proofs != self._proofs:
                 return
             if not await self.connection.is_alive():
-                raise Broken("it doesn't answer since")
+                raise Broken("it hasn't answered since")
             try:
                 scores = await score(self.connection, self.dialect, self._probe.ids, self.served)
             except (Missing, Refused) as error:
                 raise Away(str(error)) from error
             if self._unfit(scores, self._probe):
-                raise Away(f"{self.url} broke a connection and has other weights since: it was started again")
+                raise Away(f"{self.url} broke a connection and now has other weights: it was restarted")
             self._proofs += 1
 
     def _unfit(self, scores: Scores, probe: Probe) -> str:
-        """Why the server isn't used, since its scores are further from the learner's than rounding explains;
-        "" where it is."""
+        """Why the server isn't used: its scores differ from the learner's by more than rounding; "" if they
+        don't."""
         gaps = np.abs(np.concatenate(scores) - np.concatenate(probe.logp))
         allowed = probe.allowed if self.settings.push_error is None else self.settings.push_error
         self.error = float(gaps.mean())
         if not allowed or self.error <= allowed:
             return ""
         return (
-            f"after the push its log-probs of {gaps.size} fixed tokens are {self.error:.3g} nats a token "
+            f"after the push its log-probs of {gaps.size} fixed tokens are {self.error:.3g} nats per token "
             f"off those of the trainer (at most {gaps.max():.3g}), above engine.push_error = {allowed:g}. "
             "What to do: start the server again with the run's policy.model, --dtype as policy.dtype and "
-            "--logprobs-mode processed_logprobs, or set engine.push = transfer; where it serves half "
+            "--logprobs-mode processed_logprobs, or set engine.push = transfer; if it serves half "
             "precision, set engine.push_error = 0.05"
         )
 
     async def _push(self, weights: Path, version: int) -> str | None:
-        """Bring weights to the server. Returns the name that it has them under; None: that of its model.
+        """Push weights to the server. Returns the name under which it serves them; None: that of its model.
 
-        Raises `Lost` where a request fails, and `Refused` for one that the server refuses. Then the server
-        may have any mixture of weights.
+        Raises `Lost` if a request fails, and `Refused` if the server refuses one. The server may then have
+        any mixture of weights.
         """
         ways = {"reload": self._reload, "transfer": self._transfer, "adapter": self._load_adapter}
         for attempt in range(PUSHES - 1):
@@ -190,9 +190,9 @@ class Host:
         return await ways[self._way](weights, version)
 
     async def _reload(self, weights: Path, version: int) -> None:
-        """The server's workers read the folder again. They load what they find, be it half of a model."""
+        """Make the server's workers read the folder. They load whatever it has, even half of a model."""
         request, folder = self.connection.request, str(weights.resolve())
-        if self.settings.dialect == "sglang":  # tried with a stand-in alone
+        if self.settings.dialect == "sglang":  # tested only with a stand-in
             body = {"model_path": folder, "weight_version": str(version)}
             await request("/update_weights_from_disk", body, retries=0)
             await request("/flush_cache", {})
@@ -204,11 +204,11 @@ class Host:
             await request("/update_weight_version", {"new_version": str(version)})
 
     async def _transfer(self, weights: Path, version: int) -> None:
-        """vLLM's protocol for new weights, with a backend that reads files: examples/vllm_weights.
+        """Use vLLM's protocol for new weights, with a backend that reads files: examples/vllm_weights.
 
-        Requests are frozen meanwhile, and continue with the new weights. A server may still wait for the end
-        of an update whose sender was killed. Then /start_weight_update fails, and the other two requests end
-        that: the next push works. So all three are always sent.
+        Requests are frozen meanwhile, and continue with the new weights. A server may still be in an update
+        whose sender was killed. Then /start_weight_update fails, but the other two requests end that update,
+        and the next push works. So all three are always sent.
         """
         request = self.connection.request
         files = {str(file.resolve()): digest(file) for file in sorted(weights.glob("*.safetensors"))}
@@ -233,7 +233,7 @@ class Host:
             raise failure
 
     async def _load_adapter(self, weights: Path, version: int) -> str:
-        """An adapter of peft's format under a name of its own, which requests then ask for.
+        """Load an adapter in peft's format under a unique name, which requests then use.
 
         The name contains the adapter's hash: a server that has the name has the adapter.
         """
@@ -241,17 +241,17 @@ class Host:
         name = f"agro@{version}-{digest(weights / 'adapter_model.safetensors')[:12]}"
         models = await request("/v1/models", read=lambda reply: reply)
         try:
-            there = {str(model["id"]) for model in models["data"]}
+            loaded = {str(model["id"]) for model in models["data"]}
         except (KeyError, TypeError):
             raise Refused(f"/v1/models: expected a list of models in data, got {models!r:.80}") from None
-        if name not in there:
+        if name not in loaded:
             body = {"lora_name": name, "lora_path": str(weights.resolve())}
             await request(f"{start}/load_lora_adapter", body)
         if name not in self._adapters:
             self._adapters.append(name)
         for earlier in self._adapters[:-KEPT]:
             self._adapters.remove(earlier)
-            if earlier in there:
+            if earlier in loaded:
                 await request(f"{start}/unload_lora_adapter", {"lora_name": earlier})
         return name
 
@@ -261,13 +261,13 @@ def names_in(file: str) -> list[str]:
         return list(tensors.keys())
 
 
-CHECKED = 0.2  # seconds after which an interruption is noticed
+CHECKED = 0.2  # seconds between checks for an interruption
 T = TypeVar("T")
 
 
 def sleep_level(settings: config.EngineConfig, policy: Policy) -> int:
-    """0: never. 1: the server's weights wait in the host's memory, of which they may take half of what is
-    free. 2: they are dropped, as where each push brings all weights."""
+    """0: never. 1: the server's weights move to host memory, if they fit into half of what is free. 2: they
+    are dropped, always so if each push has all weights."""
     if not settings.sleep:
         return 0
     if policy.adapter is None or settings.push not in (None, "adapter"):
@@ -276,15 +276,15 @@ def sleep_level(settings: config.EngineConfig, policy: Policy) -> int:
 
 
 def free_cached() -> None:
-    """Give the GPU back what torch keeps of memory that the trainer has freed, for a server beside it."""
+    """Release the GPU memory that torch has cached, for a server on the same GPU."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 class Server:
-    """Requests `sampler.batch` responses at once, each from the server that is least busy.
+    """Requests `sampler.batch` responses at once, each from the least busy server.
 
-    A request that fails is counted and sent again.
+    A failed request is counted and sent again.
     """
 
     can: ClassVar[frozenset[Capability]] = ENGINES["server"]
@@ -298,10 +298,10 @@ class Server:
         key: str | None = None,
         level: int = 0,
     ) -> None:
-        """`encoder`: of the policy that is served; `key`: in place of `engine.api_key`; `level`: of its sleep
-        (see `sleep_level`). Raises `Refused` where no URL is given."""
+        """`encoder`: the policy's; `key`: instead of `engine.api_key`; `level`: see `sleep_level`. Raises
+        `Refused` if no URL is given."""
         self.version, self.say, self.level = version, say, level
-        self._weights: Path | None = None  # that a server gets when it wakes
+        self._weights: Path | None = None  # for servers that wake
         self._decoding = 0  # calls of `decode` under way
         self.hosts = [Host(url, settings, encoder, key) for url in settings.servers]
         self.check: Callable[[], None] = lambda: None
@@ -326,8 +326,8 @@ class Server:
     def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
         """See `agro.rollout.engines.Engine`.
 
-        Raises `Refused` where a request fails `engine.retries` times more at every server, and for a reply
-        that isn't what was requested, once the other requests under way are served.
+        Raises `Refused` if a request fails at every server, each time after `engine.retries` more attempts,
+        or if a reply doesn't match its request, once the other requests under way are served.
         """
         if not self._decoding:
             for host in self.hosts:
@@ -363,10 +363,10 @@ class Server:
             raise refused
 
     def load(self, weights: Path, version: int) -> None:
-        """Push the weights of a published folder, which each server can access, and probe each server: one
-        that sleeps when it wakes.
+        """Push the weights of a published folder, which each server can access, and probe each server; with
+        `engine.sleep` that happens when it wakes.
 
-        Raises `Refused` where no server has them then.
+        Raises `Refused` if no server has them then.
         """
         self._weights = weights
         if self.level and not self._decoding:
@@ -384,15 +384,15 @@ class Server:
         self.version = version
 
     def sleep(self) -> None:
-        """Give the GPU's memory to the trainer. Raises `Refused` for a server that can't."""
+        """Free the GPU's memory for the trainer. Raises `Refused` for a server that can't sleep."""
         self._command(f"/sleep?level={self.level}")
 
     def _wake(self) -> None:
-        """With the newest weights, or the same ones again."""
+        """Wake the servers, and push the newest weights, even if they had them."""
         free_cached()
         if self.level == 2 and self._weights is not None and is_adapter(str(self._weights)):
             self._command("/wake_up?tags=weights")
-            self._command("/collective_rpc", method="reload_weights")  # of the model itself
+            self._command("/collective_rpc", method="reload_weights")  # of the base model
             self._command("/wake_up?tags=kv_cache")
         else:
             self._command("/wake_up")
@@ -437,38 +437,38 @@ class Server:
             if host.problem == host.reported:
                 continue
             host.reported = host.problem
-            now = f"isn't used: {host.problem}" if host.problem else "is used again: it passed its probe"
-            self.say(f"server {host.url} {now}")
+            state = f"isn't used: {host.problem}" if host.problem else "is used again: it passed its probe"
+            self.say(f"server {host.url} {state}")
 
     def _nothing_left(self) -> Refused:
         problems = "".join(f"\n- {host.url}: {host.problem}" for host in self.hosts)
         kind = Refused
         if all(host.is_away for host in self.hosts):
-            self.version, kind = -1, NoServer  # of no weights, until a push
+            self.version, kind = -1, NoServer  # no weights until a push
         return kind(
-            f"engine.urls: no server is left:{problems}\nWhat to do besides: check that the servers run, "
+            f"engine.urls: no server is left:{problems}\nWhat else to do: check that the servers run, "
             "raise engine.retries or engine.timeout if they need longer; then continue with --resume"
         )
 
 
 HOST, MODEL = "127.0.0.1", "policy"
 START_SECONDS, END_SECONDS = 900.0, 30.0
-SHARE = 0.4  # of the GPU's memory, where nobody counted what the trainer needs
-RANKS = (8, 16, 32, 64, 128, 256, 512)  # of adapters that it has room for
-VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}  # for new weights
+SHARE = 0.4  # of the GPU's memory, if the trainer's needs weren't estimated
+RANKS = (8, 16, 32, 64, 128, 256, 512)  # the maximum ranks of adapters that vLLM accepts
+VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}  # to accept new weights
 
 
 class VLLM(Server):
     """A `Server` with a process of its own, on the trainer's GPU.
 
-    It samples for this process alone, by a key of its own. Its routes for new weights have none in vLLM: they
-    are open to every user of this host, and each push is probed.
+    It samples only for this process, with its own key. vLLM's routes for new weights check no key: they are
+    open to every user of this host, so each push is probed.
     """
 
     can: ClassVar[frozenset[Capability]] = ENGINES["vllm"]
 
     def __init__(self, settings: config.EngineConfig, policy: Policy, say: Callable[[str], None]) -> None:
-        """Raises `Refused` where the command isn't there, or ends before it serves."""
+        """Raises `Refused` if the command doesn't exist, or ends before it serves."""
         self._folder = tempfile.TemporaryDirectory(prefix="agro-vllm-")
         folder, port = Path(self._folder.name), free_port(HOST)
         command = [*command_of(settings, policy, folder), "--host", HOST, "--port", str(port)]
@@ -501,7 +501,7 @@ class VLLM(Server):
         self._end()
 
     def _wait(self, url: str) -> None:
-        """Until it serves."""
+        """Wait until it serves."""
         deadline = time.monotonic() + START_SECONDS
         while self._process.poll() is None and time.monotonic() < deadline:
             try:
@@ -512,8 +512,8 @@ class VLLM(Server):
             time.sleep(0.5)
         code = self._process.poll()
         problem = f"didn't serve in {START_SECONDS:g} s" if code is None else f"ended with exit status {code}"
-        said = self._log.read_text(errors="replace").strip()[-2000:]
-        raise Refused(f"engine.kind = vllm: vLLM {problem}. It said at last:\n{said}")
+        output = self._log.read_text(errors="replace").strip()[-2000:]
+        raise Refused(f"engine.kind = vllm: vLLM {problem}. Its last output:\n{output}")
 
     def _end(self) -> None:
         self._process.stop()
@@ -525,12 +525,11 @@ class VLLM(Server):
 
 
 def command_of(settings: config.EngineConfig, policy: Policy, folder: Path) -> list[str]:
-    """The command line of a server that reports and is given what a run needs, without its address.
+    """The command line, without the address, of a server with the settings that a run needs.
 
-    A model that is neither on the hub nor in a folder any more is saved to `folder` first, and one that was
-    quantized here too.
+    A quantized model, or one that is neither on the hub nor in a folder any more, is saved to `folder` first.
     """
-    program, *further = shlex.split(settings.vllm)
+    program, *arguments = shlex.split(settings.vllm)
     model = policy.model.config._name_or_path
     quantized = getattr(policy.model, "is_quantized", False)
     if quantized or not model or (Path(model).is_absolute() and not Path(model).exists()):
@@ -553,4 +552,4 @@ def command_of(settings: config.EngineConfig, policy: Policy, folder: Path) -> l
         rank = policy.adapter.active_peft_config.r
         rank = next((room for room in RANKS if room >= rank), rank)
         options += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2"]
-    return [program, "serve", model, *options, *further]
+    return [program, "serve", model, *options, *arguments]

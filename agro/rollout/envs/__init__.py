@@ -1,6 +1,6 @@
-"""Environments: episodes of several turns, in which something such as a tool answers the policy.
+"""Environments: episodes of several turns, in which a tool, for example, answers the policy.
 
-`Turn` and `Environment` are the protocol; `Tool` is a base class around one tool. A turn that calls the tool
+`Turn` and `Environment` are the protocol; `Tool` is a base class for one tool. A turn that calls the tool
 gets the result; a turn without a call is the last.
 """
 
@@ -21,13 +21,13 @@ class Turn:
     """The response of an environment to one turn of the policy.
 
     Args:
-        observation: what the policy reads next; None only where the episode is done.
+        observation: what the policy reads next; None only if the episode is done.
         reward: an environment with rewards returns a number at every turn (0.0 for none), and the reward of
             the episode is their sum. One without rewards returns None at every turn; the configured reward
             is used.
         done: whether the episode ends.
         info: JSON, stored in the sample's meta. "tool": the tool that was called.
-        role: of the observation's message, where the prompt is messages.
+        role: of the observation's message, if the prompt is messages.
     """
 
     observation: str | None = None
@@ -38,13 +38,13 @@ class Turn:
 
 
 class Environment(Protocol):
-    """Responds to the policy's turns. Many episodes are played at once, in any order; all of an episode is
-    its state.
+    """Responds to the policy's turns. Many episodes are played at once, in any order; the state has all
+    of an episode.
 
     The same prompt and turns must give the same observations. Otherwise a resumed run differs from an
     uninterrupted one. If `reset` or `step` raises an error, the episode ends and its reward stays unknown.
 
-    `maximum`, where it has one: the largest reward of an episode, from which one passes in `agro eval`.
+    `maximum`, optional: the largest reward of an episode, with which it passes in `agro eval`.
     `stop`: texts that end a turn, such as the end of a tool call. An end token always ends one.
     """
 
@@ -52,13 +52,13 @@ class Environment(Protocol):
     stop: tuple[str, ...]
 
     def reset(self, prompt: Prompt) -> Any:
-        """The state of a new episode, which `step` may change. `prompt.columns`: those of the file."""
+        """Return the state of a new episode, which `step` may change. `prompt.columns`: the file's."""
         ...
 
     def step(self, state: Any, text: str) -> Turn:
         """Respond to a turn. `text` includes the stop text that ended it.
 
-        It is called for every turn, also for the last one allowed and for truncated ones.
+        It is called for every turn, including truncated ones and the last one allowed.
         """
         ...
 
@@ -72,14 +72,14 @@ def checked(reply: Any, cut: bool) -> Turn:
         raise ValueError(f"reward: expected a finite number or None, got {reward!r:.80}")
     if reply.observation is not None and not isinstance(reply.observation, str):
         raise TypeError(f"observation: expected text or None, got {reply.observation!r:.80}")
-    (reply.observation or "").encode()  # raises for half of a surrogate pair, which has no tokens
+    (reply.observation or "").encode()  # raises for a lone surrogate, which has no tokens
     if not (reply.done or cut) and not reply.observation:
         raise ValueError("step was neither done nor gave an observation")
     dumps(dict(reply.info), "info")
     return reply
 
 
-LOST = "lost"  # a reply where a process isn't the one in which the episode, or the environment, began
+LOST = "lost"  # the reply of a process that doesn't have the episode or the environment
 
 
 class Mistake(Exception):
@@ -94,8 +94,8 @@ class Tool:
     Args:
         call: the texts around a call. A turn ends with the second one.
         result: what the policy reads; {} stands for the result.
-        error: takes the place of a result; {} stands for the mistake in the call.
-        role: of the message with the result, where the prompt is messages.
+        error: replaces a result; {} stands for the mistake in the call.
+        role: of the message with the result, if the prompt is messages.
     """
 
     name = ""
@@ -124,7 +124,7 @@ class Tool:
         return None
 
     def use(self, state: Any, call: str) -> str:
-        """The result of a call. Raises `Mistake` where the policy made one."""
+        """Return the result of a call. Raises `Mistake` if the policy made one."""
         raise NotImplementedError
 
     def step(self, state: Any, text: str) -> Turn:

@@ -1,4 +1,4 @@
-"""What runs in an environment's process: one turn of one episode a call. `EnvironmentProcess` calls it."""
+"""Runs in an environment's process: `EnvironmentProcess` calls it for one turn of one episode at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from agro.io.plugins import defer
 
-defer("torch")  # few environments need it, and the process starts in a third of the time
+defer("torch")  # few environments need it; without it the process starts in a third of the time
 
 from agro.errors import Refused  # noqa: E402
 from agro.io import plugins  # noqa: E402
@@ -23,15 +23,15 @@ _states: dict[int, Any] = {}  # of the episodes, by number
 
 def play(request: dict[str, Any], name: str, options: dict[str, Any]) -> Any:
     """`request`: {"do": "open"}, {"do": "reset", "episode", "prompt"} or {"do": "step", "episode", "text"};
-    "over" are the numbers of episodes that have ended.
+    "over" has the numbers of episodes that have ended.
     """
     if request["do"] == "open":
         try:
             _opened[:] = [make_environment(name, options)]
         except Refused as error:
             return {"refused": str(error)}
-        made = _opened[0]
-        return {"name": made.name, "stop": list(made.stop), "maximum": getattr(made, "maximum", None)}
+        opened = _opened[0]
+        return {"name": opened.name, "stop": list(opened.stop), "maximum": getattr(opened, "maximum", None)}
     if not _opened:
         return LOST
     for number in request["over"]:
@@ -47,12 +47,12 @@ def play(request: dict[str, Any], name: str, options: dict[str, Any]) -> Any:
 
 
 def make_environment(name: str, options: dict[str, Any]) -> Environment:
-    """The environment of this name, in this process. Raises `Refused` where it or an option doesn't exist."""
+    """Make the environment of this name here. Raises `Refused` if it or an option doesn't exist."""
     if name.startswith("verifiers:"):
         return Verifiers(name.partition(":")[2], options)
-    if not plugins.is_reference(name) and name not in (others := plugins.installed("environments")):
+    if not plugins.is_reference(name) and name not in (installed := plugins.installed("environments")):
         raise Refused(
-            f"environment.name: expected {', '.join([*others, 'verifiers:ENV_ID'])}, module:Class or "
+            f"environment.name: expected {', '.join([*installed, 'verifiers:ENV_ID'])}, module:Class or "
             f"file.py:Class, got {name!r}; examples are in examples/environments"
         )
     make = plugins.load("environments", name, "environment.name")

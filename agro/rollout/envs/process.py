@@ -1,4 +1,4 @@
-"""An environment in a process of its own, which may hang or crash without the run."""
+"""An environment in its own process, which may hang or crash without harm to the run."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from agro.types import Prompt
 
 @dataclass(eq=False)
 class PlayedEpisode:
-    """An episode, whose state is in the process: enough to play it again in another one."""
+    """An episode whose state is in the process, with the data to replay it in another one."""
 
     number: int
     prompt: Prompt
-    turns: list[tuple[str, Any]] = field(default_factory=list)  # each text, and what was answered
+    turns: list[tuple[str, Any]] = field(default_factory=list)  # each text and its reply
 
 
 class EnvironmentProcess:
     """An environment whose calls have a time limit.
 
-    Where a call hangs or the process dies, its episode fails with the cause. The other episodes go on in a
-    new process: the same prompt and turns give the same observations, so they are played again there.
+    If a call hangs or the process dies, its episode fails with the cause. The other episodes are replayed in
+    a new process, since the same prompt and turns give the same observations.
     """
 
     def __init__(self, name: str, options: dict[str, Any], timeout: float) -> None:
-        """`timeout`: seconds of one call. Raises `Refused` where there is no such environment."""
+        """`timeout`: seconds per call. Raises `Refused` if there is no such environment."""
         self._timeout = timeout
         self._numbers = count()
         self._over: list[int] = []  # numbers of episodes that ended since the last call
-        given = {"name": name, "options": options}
-        file = Path(__file__).resolve().with_name("playing.py")  # by its path it starts without torch
-        self._pool = Pool(f"{file}:play", given, timeout=timeout, setting="environment.name")
+        arguments = {"name": name, "options": options}
+        file = Path(__file__).resolve().with_name("playing.py")  # named by path, it starts without torch
+        self._pool = Pool(f"{file}:play", arguments, timeout=timeout, setting="environment.name")
         opened = self._open()
         self.name: str = opened["name"]
         self.stop: tuple[str, ...] = tuple(opened["stop"])
@@ -58,11 +58,11 @@ class EnvironmentProcess:
         reply = self._call({**request, "text": text})
         if reply == LOST:
             self._reset(state)
-            for earlier, answered in state.turns:
-                if self._call({**request, "text": earlier}) != answered:
+            for earlier, recorded in state.turns:
+                if self._call({**request, "text": earlier}) != recorded:
                     raise WrongResult(
-                        "its process ended in another episode, and when the turns of this one were played "
-                        "again in a new one, it answered otherwise"
+                        "its process ended in another episode, and replaying the turns of this one in a new "
+                        "process gave other replies"
                     )
             reply = self._call({**request, "text": text})
         state.turns.append((text, reply))
@@ -92,18 +92,18 @@ class EnvironmentProcess:
 
     def _call(self, request: dict[str, Any]) -> Any:
         over, self._over[:] = list(self._over), []
-        [(reply, error)] = self._pool.call({"request": [{**request, "over": over}]}, 1, how="value")
+        [(reply, error)] = self._pool.call({"request": [{**request, "over": over}]}, 1, mode="value")
         if error is not None:
             raise WrongResult(error)
         return reply
 
 
 def load_environment(config: config.EnvironmentConfig) -> Any:
-    """The environment that a configuration names, in its process.
+    """Start the configured environment in its process.
 
     KIND:TEXT with an installed KIND, such as "harness", is an environment that plays complete episodes: its
-    class is called with the text, the options and the section. Raises `Refused` where there is no such
-    environment, or where it has no such option.
+    class is called with the text, the options and the section. Raises `Refused` if there is no such
+    environment or option.
     """
     options = from_environment(config.options, "environment.options")
     kind, _, text = config.name.partition(":")

@@ -2,8 +2,8 @@
 
 The library runs its own rollout and requests each response from a client, which waits for the policy's next
 turn. Prompts come from the environment's data set: `python -m agro.rollout.envs.verifiers ENV_ID FILE.jsonl
-[KEY=VALUE …]` writes them. The reward is that of the rubric at the end of the rollout, and 0 for an episode
-that agro ends earlier (truncation, environment.max_turns, the context).
+[KEY=VALUE …]` writes them. The reward is the rubric's at the end of the rollout, and 0 for an episode that
+agro ends earlier (truncation, environment.max_turns, the context).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODEL = "agro"
 
 
 def library() -> Any:
-    """The module `verifiers`. Raises `Refused` where it is missing or has another version."""
+    """The module `verifiers`. Raises `Refused` if it is missing or has another version."""
     try:
         import verifiers
         from verifiers.clients import Client  # noqa: F401
@@ -58,10 +58,10 @@ class Verifiers:
 
     def reset(self, prompt: Prompt) -> VerifiersRollout:
         rollout = VerifiersRollout(self, {"example_id": 0, **prompt.columns, "prompt": prompt.text})
-        opening = plain(self.loop.run_until_complete(rollout.asked()))
+        opening = plain(self.loop.run_until_complete(rollout.next_request()))
         if opening != (prompt.text if isinstance(prompt.text, list) else plain(prompt.text)):
             raise ValueError(
-                f"the environment starts with {opening!r:.80} and not with the prompt; write its own prompts"
+                f"the environment starts with {opening!r:.80} instead of the prompt; write its own prompts"
             )
         return rollout
 
@@ -70,7 +70,7 @@ class Verifiers:
         messages = self.loop.run_until_complete(state.answer(text))
         if messages is None:
             return Turn(reward=state.reward(), done=True)
-        new = plain(messages)[count + 1 :]  # after the conversation before, and the policy's turn
+        new = plain(messages)[count + 1 :]  # after the earlier conversation and the policy's turn
         if len(new) != 1:
             raise ValueError(f"expected one message between two turns, got {new!r:.200}")
         return Turn(new[0]["content"], 0.0, role=new[0]["role"])
@@ -101,7 +101,7 @@ class VerifiersRollout:
         if cancelled and not self._loop.is_closed():
             self._loop.run_until_complete(asyncio.wait([self._task]))
 
-    async def asked(self) -> Sequence[Any] | None:
+    async def next_request(self) -> Sequence[Any] | None:
         """The messages of the next request; None at the end of the rollout."""
         request = asyncio.ensure_future(self._requests.get())
         await asyncio.wait([request, self._task], return_when=asyncio.FIRST_COMPLETED)
@@ -116,7 +116,7 @@ class VerifiersRollout:
     async def answer(self, text: str) -> Sequence[Any] | None:
         assert self._reply is not None
         self._reply.set_result(text)
-        return await self.asked()
+        return await self.next_request()
 
     def reward(self) -> float:
         return float(self._task.result()["reward"])
