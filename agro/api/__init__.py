@@ -1,6 +1,7 @@
-"""The short way in Python: `agro.train` takes objects, and returns what came of the run.
+"""The Python interface: `agro.train` takes objects and returns the finished run.
 
-`agro.api.trl` and `agro.api.verl` are agro's objective in other libraries' trainers; each needs its library.
+`agro.api.trl` and `agro.api.verl` bring agro's objective to other libraries' trainers; each needs its
+library.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Proposal", "Trained", "propose", "train"]
 
-TAKE = (
-    "What to do: look whether the upper ones are better. Then give log_map=agro.propose(log) (as proposed), "
+CONFIRM = (
+    "What to do: check that the upper ones are better. Then pass log_map=agro.propose(log) (as proposed), "
     "log_map=agro.propose(log).reversed() (the lower ones are better), lower_is_better=True, log_map="
     'agro.propose(log, reward="COLUMN"), or your own: {"prompt": …, "response": …, "reward": …}'
 )
@@ -88,48 +89,48 @@ def train(
     fit: str | Sequence[str] | None = None,
     **settings: Any,
 ) -> Trained:
-    """Train a model with what is at hand, and return the run.
+    """Train a model on Python objects, files or stores, and return the run.
 
-    Objects are written into OUT/inputs, so that OUT/config.json repeats the run. Raises `Refused` before any
-    compute for what can't be trained on.
+    Writes objects to OUT/inputs, so that OUT/config.json repeats the run. Raises `Refused`, before any
+    compute, if the inputs can't be trained on.
 
     Args:
         model: a folder, a hub name, `(model, tokenizer)`, or a transformers model with `tokenizer`. A model
-            object is copied, and stays as it is. Without any, `policy__new` describes a new one.
+            object is copied, never changed. Without a model, `policy__new` describes a new one.
         prompts: a path, a list of texts, messages or dictionaries, a `datasets.Dataset` or a DataFrame. A
-            store here is the log.
-        reward: the name of a reward, "file.py:function", a function, or a dictionary of weights by these. A
-            function that can't be imported, such as a lambda or one of a notebook, is called in this process:
-            without a time limit, and `agro train OUT/config.json` doesn't find it.
+            store passed here is used as the log.
+        reward: the name of a reward, "file.py:function", a function, or a dictionary from these to weights. A
+            function that can't be imported, such as a lambda or one defined in a notebook, runs in this
+            process without a time limit, and `agro train OUT/config.json` can't find it.
         log: responses to learn from: paths of any format, a store, or rows like `prompts`. With a log and
-            without prompts, all groups are of the log (`data.replay` = 1).
-        objective: one of `agro.objectives.names()`, or an own one as file.py:NAME.
-        tokenizer: of a model object.
+            without prompts, all groups come from the log (`data.replay` = 1).
+        objective: one of `agro.objectives.names()`, or your own as file.py:NAME.
+        tokenizer: the tokenizer of a model object.
         eval_prompts: held-out prompts, like `prompts`. Without them a tenth of the prompts is held out, at
-            most 128, and none of fewer than 200 (`data__hold_out=0`: none).
-        log_map: columns of the log by fields, such as {"response": "output"}, see `agro import --map`; or
-            what `agro.propose(log)` proposes, with which a log of no known format is refused otherwise.
-        lower_is_better: of the log's rewards: r becomes -r, and of a pair the loser wins.
-        peft: a `peft.LoraConfig`, for an adapter.
-        out: the run folder; runs/ and the time where it isn't given.
+            most 128, and none if there are fewer than 200 (`data__hold_out=0`: none).
+        log_map: a column of the log for each field, such as {"response": "output"}, see `agro import --map`;
+            or the result of `agro.propose(log)`. A log of unknown format is refused without either.
+        lower_is_better: negate the log's rewards, and swap the winner and the loser of each pair.
+        peft: a `peft.LoraConfig`, to train an adapter.
+        out: the run folder; by default a folder in runs/ named by the time.
         resume: continue the run in `out`.
         accept: with `resume`, inputs that may have changed since the run began, such as "reward.name".
-        fit: "30min" or "24GB", or a list of both: choose what isn't given so that the run fits this machine,
-            and say it; see `agro train --fit`; not with `resume`.
+        fit: "30min" or "24GB", or a list of both: choose and report the settings that you leave open, so that
+            the run fits this machine; see `agro train --fit`; not with `resume`.
         settings: options of the objective (`beta=0.1`), and any value of the configuration with its section
-            (`train__steps=20`, or `**{"train.steps": 20}`); also TRL's names of the common ones, such as
-            `num_generations`, `reward_funcs` and `train_dataset`. Without β it is chosen by the length of
-            responses and the rewards; without a learning rate it is found at the first step. Both are said.
+            (`train__steps=20`, or `**{"train.steps": 20}`); also TRL's names of common ones, such as
+            `num_generations`, `reward_funcs` and `train_dataset`. A missing β is chosen from the rewards and
+            the response lengths, a missing learning rate at the first step. Both choices are reported.
     """
-    asked = {"prompts": prompts, "reward": reward, "log": log, "out": out, "objective": objective}
-    _take_theirs(settings, asked)
-    prompts, reward, log, out, objective = asked.values()
+    arguments = {"prompts": prompts, "reward": reward, "log": log, "out": out, "objective": objective}
+    _move_trl_names(settings, arguments)
+    prompts, reward, log, out, objective = arguments.values()
     if world_size() > 1:
-        raise Refused("agro.train is of one process: for torchrun, write a recipe and use agro train")
+        raise Refused("agro.train runs in one process: for torchrun, write a recipe and use agro train")
     folder = Path(out) if out is not None else new_run_folder()
     functions: dict[str, Function] = {}
     values = without_aliases(configured(objective, settings), "agro.train", RunConfig)
-    given = {f"{name}.{key}" for name, part in values.items() if isinstance(part, Mapping) for key in part}
+    pinned = {f"{name}.{key}" for name, part in values.items() if isinstance(part, Mapping) for key in part}
     put(values, "reward", reward_values(reward, functions))
     check_pooled(values["reward"], functions)
     if peft is not None:
@@ -146,14 +147,14 @@ def train(
         _take_log(log, log_map, lower_is_better, folder, values)
     if HELD_OUT.keys().isdisjoint(values.get("data", {})):
         put(values, "data", HELD_OUT)
-    chosen = choose(values)  # what nobody said of the method, β and the learning rate
+    chosen = choose(values)
     for key, value in chosen.settings.items():
         put(values, key, value)
     for note in chosen.notes:
-        print(f"note: {note}; give it to choose another", file=sys.stderr)
+        print(f"note: {note}; set it to choose another", file=sys.stderr)
     config = RunConfig.of(values, "agro.train")
     if fit is not None:
-        fitted = fit_run(config, Limits.parse(fit), given, folder, functions)
+        fitted = fit_run(config, Limits.parse(fit), pinned, folder, functions)
         print("\n".join(fitted.lines()), file=sys.stderr)
         config = fitted.config
     trainer = Trainer(config, folder, resume=resume, rewards=functions, accept=accept)
@@ -162,30 +163,29 @@ def train(
     return Trained(folder, functions)
 
 
-THEIRS = {"train_dataset": "prompts", "loss_type": "objective", "reward_funcs": "reward"}
+TRL_NAMES = {"train_dataset": "prompts", "loss_type": "objective", "reward_funcs": "reward"}
 
 
-def _take_theirs(settings: dict[str, Any], asked: dict[str, Any]) -> None:
-    """Move what is given by TRL's names from the settings to the arguments. A store in the place of prompts
-    is the log."""
-    for theirs, ours in THEIRS.items():
-        value = settings.pop(theirs, None)
+def _move_trl_names(settings: dict[str, Any], arguments: dict[str, Any]) -> None:
+    """Move settings with TRL's names to the arguments. A store passed as prompts becomes the log."""
+    for trl_name, name in TRL_NAMES.items():
+        value = settings.pop(trl_name, None)
         if value is None:
             continue
-        if theirs == "train_dataset" and _is_stored(value):
-            ours = "log"
-        elif theirs == "reward_funcs" and isinstance(value, list | tuple):  # whose rewards TRL adds
+        if trl_name == "train_dataset" and _is_stored(value):
+            name = "log"
+        elif trl_name == "reward_funcs" and isinstance(value, list | tuple):  # TRL adds their rewards
             value = value[0] if len(value) == 1 else dict.fromkeys(value, 1.0)
-        is_default = ours == "objective" and asked[ours] == "agro"
-        if asked[ours] is not None and not is_default:
-            raise Refused(f"{theirs} is {ours} here, which is given too; leave one out")
-        say(theirs, ours)
-        asked[ours] = value
-    if _is_stored(asked["prompts"]):
-        if asked["log"] is not None:
-            store = _store_of(asked["prompts"])
-            raise Refused(f"prompts: expected prompts beside the log, got {store}, a store; leave one out")
-        asked |= {"prompts": None, "log": asked["prompts"]}
+        is_default = name == "objective" and arguments[name] == "agro"
+        if arguments[name] is not None and not is_default:
+            raise Refused(f"{trl_name} is {name} here, which is given too; leave one out")
+        say(trl_name, name)
+        arguments[name] = value
+    if _is_stored(arguments["prompts"]):
+        if arguments["log"] is not None:
+            store = _store_of(arguments["prompts"])
+            raise Refused(f"prompts: expected prompts next to the log, got {store}, a store; leave one out")
+        arguments |= {"prompts": None, "log": arguments["prompts"]}
 
 
 def _is_stored(data: Any) -> bool:
@@ -193,12 +193,12 @@ def _is_stored(data: Any) -> bool:
 
 
 def _prepare(folder: Path, fit: str | Sequence[str] | None, *, resume: bool) -> None:
-    """Remove what an attempt left that was refused before its run began; refuse the folder of another run."""
+    """Remove the files of an attempt that was refused before its run began; refuse another run's folder."""
     if resume:
         if fit is not None:
             raise Refused(
-                "fit: it chooses for a new run, and resume=True continues one. What to do: leave it out, and "
-                f"give what it chose, as {folder}/config.json has it"
+                "fit: it chooses settings for a new run, but resume=True continues one. What to do: omit it, "
+                f"and pass the settings that it chose, as {folder}/config.json has them"
             )
         return
     if (folder / "metrics.jsonl").exists():
@@ -209,20 +209,21 @@ def _prepare(folder: Path, fit: str | Sequence[str] | None, *, resume: bool) -> 
 
 
 def _store_of(log: Any) -> str | None:
-    """The path of a store; None for another kind of log."""
+    """The path of a store; None for any other log."""
     if isinstance(log, Store):
         return str(log.path)
     return str(log) if is_path(log) and is_store(Path(log)) else None
 
 
 def propose(log: Any, reward: str | None = None, *, lower_is_better: bool | None = None) -> Proposal | None:
-    """How to read a log of unknown form, for `log_map` of `agro.train`: print it, and look whether the
-    responses that it calls the best are. None for a log of a known format.
+    """Propose how to read a log of unknown format, for `log_map` of `agro.train`. Print the proposal, and
+    check that its best responses really are the best. None for a log of a known format.
 
     Args:
         log: a path, or rows as in `agro.train`.
-        reward: the column that judges the responses, where another than the proposed one does.
-        lower_is_better: whether its lower values are; None: to be proposed. `.reversed()` is the opposite.
+        reward: the column that judges the responses, if the proposed one is wrong.
+        lower_is_better: whether lower values of it are better; None: propose it. `.reversed()` is the
+            opposite.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(_log_files(log, Path(folder) / "log.jsonl")[0])
@@ -236,13 +237,13 @@ def _take_log(
     folder: Path,
     values: dict[str, Any],
 ) -> None:
-    """Set the store: that of the log, or the run's own, into which the log is imported."""
+    """Set `data.store`: the log if it is a store, else the run's store, into which the log is imported."""
     data = values.setdefault("data", {})
     if "replay" not in data:
         if "prompts" in data:
             raise Refused(
                 "data__replay: expected the share of each step's groups that comes from the log, between 0 "
-                "and 1, where there are both prompts and a log; got none"
+                "and 1, for a run with both prompts and a log; got none"
             )
         data["replay"] = 1.0
     store = _store_of(log)
@@ -254,7 +255,7 @@ def _take_log(
         return
     path = folder / "store.db"
     if path.exists() and not (folder / "inputs").exists():
-        raise Refused(f"{path}: there is a store already; give it as the log, or set another out")
+        raise Refused(f"{path}: this store exists already; pass it as the log, or set another out")
     files = _log_files(log, folder / "inputs/log.jsonl")
     (folder / "inputs").mkdir(parents=True, exist_ok=True)
     options: Options = {"mapping": log_map} if isinstance(log_map, Mapping) else {}
@@ -262,11 +263,9 @@ def _take_log(
     if log_map is None:
         proposal = propose_unknown(Path(files[0]), lower_is_better=lower_is_better or None)
     if proposal is not None:
-        is_taken = log_map is not None or lower_is_better
-        if not is_taken or not proposal:
-            raise Refused(
-                f"log: nothing is imported until somebody says that this is right\n{proposal}\n{TAKE}"
-            )
+        is_confirmed = log_map is not None or lower_is_better
+        if not is_confirmed or not proposal:
+            raise Refused(f"log: nothing is imported until you confirm this proposal\n{proposal}\n{CONFIRM}")
         print(proposal, file=sys.stderr)
         options = proposal.options()
     if lower_is_better:
@@ -277,7 +276,7 @@ def _take_log(
 
 
 def _log_files(log: Any, path: Path) -> list[str | Path]:
-    """The files of a log: those that are given, or `path`, with the rows that are given."""
+    """The paths of a log, or `path`, to which its rows are written."""
     if is_path(log):
         return [log]
     if isinstance(log, list | tuple) and all(map(is_path, log)):
@@ -285,13 +284,13 @@ def _log_files(log: Any, path: Path) -> list[str | Path]:
     return [write_rows(log, path, "log")]
 
 
-HEIGHT = 800  # of the page in a notebook, pixels
+HEIGHT = 800  # pixels of the page in a notebook
 
 
 class Trained:
-    """The run in a folder. In a notebook it shows the run's page.
+    """A finished run. A notebook displays it as the run's page.
 
-    `rewards`: functions by their names in the configuration, where only this process has them.
+    `rewards`: reward functions that only this process has, by their names in the configuration.
     """
 
     def __init__(self, folder: str | Path, rewards: Mapping[str, Callable[..., Any]] | None = None) -> None:
@@ -304,7 +303,7 @@ class Trained:
 
     @property
     def metrics(self) -> Any:
-        """One row a step: a pandas DataFrame where pandas is installed, else a list of dictionaries."""
+        """One row per step: a pandas DataFrame if pandas is installed, else a list of dictionaries."""
         rows = load_run(self.folder).rows
         try:
             import pandas
@@ -313,15 +312,15 @@ class Trained:
         return pandas.DataFrame(rows)
 
     def plot(self) -> Figure:
-        """Training and held-out reward against steps, as the page has them.
+        """Plot training and held-out reward against steps, as on the page.
 
-        Raises `Refused` where no step has a reward.
+        Raises `Refused` if no step has a reward.
         """
         from agro.pages.run.figures import learning_curve
 
         run = load_run(self.folder)
         if not np.isfinite([run.column("reward_mean"), run.column("eval_reward")]).any():
-            raise Refused(f"{run.folder}: no step has a reward, so there is nothing to draw")
+            raise Refused(f"{run.folder}: no step has a reward, so there is nothing to plot")
         return learning_curve(run)
 
     @cached_property
@@ -331,7 +330,7 @@ class Trained:
 
     @property
     def model(self) -> Any:
-        """The trained model of transformers, loaded from RUN/model; an adapter is merged into it."""
+        """The trained transformers model, loaded from RUN/model with any adapter merged."""
         return self._policy.model
 
     @property
@@ -340,22 +339,22 @@ class Trained:
 
     @cached_property
     def store(self) -> Store:
-        """The run's store, to read from."""
+        """The run's store, opened for reading."""
         return Store.open(located(self.config.data.store, self.folder), read_only=True)
 
     def evaluate(
         self, prompts: Any = None, n: int = 8, *, temperature: float = 1.0, seed: int = 0
     ) -> dict[str, Any]:
-        """Mean reward, accuracy and pass@k of the model with 95 % intervals, as `agro eval --json`.
+        """Measure mean reward, accuracy and pass@k with 95 % intervals, as `agro eval --json`.
 
         Args:
-            prompts: as of `agro.train`; the run's held-out prompts where they aren't given.
-            n: responses a prompt.
-            temperature: of the responses; 0 is greedy.
-            seed: of the responses.
+            prompts: as for `agro.train`; by default the run's held-out prompts.
+            n: responses per prompt.
+            temperature: sampling temperature; 0 is greedy.
+            seed: sampling seed.
         """
         if not isinstance(n, int) or n < 1:
-            raise Refused(f"n: expected 1 or more responses a prompt, got {n!r}")
+            raise Refused(f"n: expected 1 or more responses per prompt, got {n!r}")
         if prompts is None:
             loaded = held_out_prompts(self.folder, self.config)
             if not loaded:
@@ -377,14 +376,14 @@ class Trained:
         return {"prompts": len(loaded), "n": n, "temperature": temperature, **measured}
 
     def push_to_hub(self, repo: str, *, private: bool = True) -> str:
-        """Upload RUN/model to USER/NAME on the Hugging Face hub, and return its address."""
+        """Upload RUN/model to USER/NAME on the Hugging Face hub and return its address."""
         train = self.config.train.model_copy(update={"push": repo, "push_private": private})
         address = push(self.folder / "model", train)
         assert address is not None
         return address
 
     def _repr_html_(self) -> str:
-        """The page, in a frame of its own, since it has styles of its own."""
+        """Return the page in an iframe, which isolates its styles."""
         page = self.folder / "report.html"
         if not page.exists():
             return f"<p>{html.escape(repr(self))}: the run has no page yet</p>"
@@ -393,16 +392,16 @@ class Trained:
 
 
 def held_out_prompts(run: Path, config: RunConfig) -> list[Prompt]:
-    """Those of `data.eval_prompts`, or that the run set aside; empty where there are none. To be called where
-    the run was started."""
+    """Load `data.eval_prompts`, or the prompts that the run set aside; empty if there are none. Call it in
+    the directory where the run was started, since its configuration has relative paths."""
     if config.data.eval_prompts:
         return load_prompts(config.data.paths("eval_prompts"), config.data.columns)
     return load_prompts(run / SET_ASIDE) if (run / SET_ASIDE).exists() else []
 
 
 def trained_prompts(run: Path, config: RunConfig) -> list[Text]:
-    """The prompts of `data.prompts`, and those of the run's store that aren't held out. To be called where
-    the run was started, since its configuration has relative paths."""
+    """Load the prompts of `data.prompts`, and those of the run's store that aren't held out. Call it in the
+    directory where the run was started."""
     files = [path for path in config.data.paths("prompts") if path.startswith("hub:") or Path(path).exists()]
     texts = [prompt.text for prompt in load_prompts(files, config.data.columns)] if files else []
     store = located(config.data.store, run.absolute())

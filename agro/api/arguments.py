@@ -1,5 +1,5 @@
-"""Arguments of `agro.train` as the values of a configuration: settings, rewards, objects that are written
-into the run folder, and what a run takes that names no method, β or learning rate."""
+"""Convert the arguments of `agro.train` to configuration values: settings, rewards, and objects, which are
+written to the run folder. Choose the method, β and learning rate if none is named."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def is_path(value: Any) -> bool:
 
 
 def json_value(value: Any) -> Any:
-    """A value as JSON and a configuration have it: arrays and scalars of NumPy and torch as lists and
-    numbers, tuples as lists, paths and times as text."""
+    """Convert a value to JSON: NumPy and torch arrays and scalars to lists and numbers, tuples to lists,
+    paths and times to text."""
     if isinstance(value, Mapping):
         return {key: json_value(item) for key, item in value.items()}
     if isinstance(value, Path):
@@ -51,7 +51,7 @@ def json_value(value: Any) -> Any:
 
 
 def _known(value: Any) -> Any:
-    """None for what is missing: NaN, and what pandas has in its place."""
+    """Replace NaN and pandas' missing values with None."""
     is_missing = type(value).__name__ in ("NAType", "NaTType") or (
         isinstance(value, float) and value != value
     )
@@ -59,10 +59,10 @@ def _known(value: Any) -> Any:
 
 
 def configured(objective: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values of an objective and settings.
+    """Nest an objective and settings into sections.
 
-    A key is `section.key`, or `section__key`, or a complete section, or else an option of the objective.
-    Raises `Refused` for another key, and for one that is given twice.
+    A key is `section.key`, `section__key`, a complete section, or an option of the objective. Raises
+    `Refused` for any other key, and for a key that is set twice.
     """
     values: dict[str, Any] = {}
     unknown: list[str] = []
@@ -70,7 +70,7 @@ def configured(objective: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         key = name.replace("__", ".")
         if name in peers.ALIASES and name != "beta":
-            key = name  # which the configuration knows
+            key = name  # the configuration resolves it
         elif "." not in key and name not in RunConfig.model_fields:
             if name not in describe(objective)["options"]:
                 unknown.append(name + _instead(name))
@@ -87,7 +87,7 @@ def configured(objective: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def put(values: dict[str, Any], dotted: str, value: Any) -> None:
-    """Put a value, or each item of a mapping, under a dotted key, which must have none yet."""
+    """Set a dotted key, which must be unset, to a value, or each of its keys to a mapping's item."""
     *sections, key = dotted.split(".")
     target = values
     for section in sections:
@@ -98,13 +98,13 @@ def put(values: dict[str, Any], dotted: str, value: Any) -> None:
         for inner, item in value.items():
             put(values, f"{dotted}.{inner}", item)
     elif key in target:
-        raise Refused(f"{dotted}: given twice, as {target[key]!r:.80} and as {value!r:.80}")
+        raise Refused(f"{dotted}: set twice, to {target[key]!r:.80} and to {value!r:.80}")
     else:
         target[key] = json_value(value)
 
 
 def _instead(name: str) -> str:
-    """What an unknown argument may be here, in brackets; empty where nothing is near."""
+    """Suggest known settings for an unknown argument, in brackets; empty if nothing is similar."""
     ways = []
     for section, field in RunConfig.model_fields.items():
         for kind in (field.annotation, *get_args(field.annotation)):
@@ -116,39 +116,39 @@ def _instead(name: str) -> str:
 
 
 LORA = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
-OF_THE_MODEL = ("base_model_name_or_path", "task_type")  # agro writes its own
+MODEL_KEYS = ("base_model_name_or_path", "task_type")  # agro sets these
 
 
 def lora_of(peft: Any) -> dict[str, Any]:
-    """The values of `policy.lora` for a `peft.LoraConfig`.
+    """Convert a `peft.LoraConfig` to the values of `policy.lora`.
 
-    Raises `Refused` for another configuration of peft's, and where it sets what agro's adapters don't have.
+    Raises `Refused` for any other peft configuration, and for settings that agro's adapters lack.
     """
     if type(peft).__name__ != "LoraConfig":
         raise Refused(f"peft: expected a peft.LoraConfig, got {type(peft).__name__}")
     values, defaults, targets = vars(peft), vars(type(peft)()), peft.target_modules
     if peft.task_type not in (None, "CAUSAL_LM"):
         raise Refused(f"peft: task_type: expected CAUSAL_LM, got {peft.task_type}")
-    allowed = {*LORA, *OF_THE_MODEL}
+    allowed = {*LORA, *MODEL_KEYS}
     unsupported = [name for name in values if name not in allowed and values[name] != defaults.get(name)]
     if unsupported:
         got = ", ".join(f"{name}={values[name]!r:.40}" for name in unsupported)
         raise Refused(
             f"peft: agro's adapters have {', '.join(LORA)} alone, got {got}. What to do: leave it out, or "
-            "give the folder of an adapter that was made with it as policy__lora={'start': FOLDER}"
+            "pass the folder of an adapter made with it as policy__lora={'start': FOLDER}"
         )
     if targets != "all-linear" and (targets is None or isinstance(targets, str)):
         raise Refused(
-            f"peft: target_modules: expected 'all-linear' or a list of names of modules, got {targets!r}"
+            f"peft: target_modules: expected 'all-linear' or a list of module names, got {targets!r}"
         )
     names = (targets,) if isinstance(targets, str) else tuple(sorted(targets))
     return {"rank": peft.r, "alpha": peft.lora_alpha, "targets": names}
 
 
 def reward_values(rewards: RewardArgument, functions: dict[str, Function]) -> dict[str, Any]:
-    """The values of [reward]; functions that only this process has are put into `functions` by their names.
+    """Return the values of [reward], and add functions that only this process has to `functions`.
 
-    `rewards`: the name of a reward, a function, or weights by them.
+    `rewards`: the name of a reward, a function, or a mapping from these to weights.
     """
     if rewards is None:
         return {}
@@ -156,7 +156,7 @@ def reward_values(rewards: RewardArgument, functions: dict[str, Function]) -> di
         return {"name": _name(rewards, functions)}
     parts = []
     for reward, weight in rewards.items():
-        # A function's own name, for metrics; a name needs no other, and neither do functions without one.
+        # Metrics label a function by its own name; a named reward or a lambda needs no label.
         label = None if isinstance(reward, str) else getattr(reward, "__name__", "<")
         label = None if label is None or "<" in label else label
         parts.append({"name": _name(reward, functions), "weight": weight, "label": label})
@@ -164,13 +164,13 @@ def reward_values(rewards: RewardArgument, functions: dict[str, Function]) -> di
 
 
 def check_pooled(values: Mapping[str, Any], functions: Mapping[str, Function]) -> None:
-    """Raise `Refused` for settings of processes where all rewards are called in this one."""
+    """Raise `Refused` for settings of reward processes if all rewards run in this process."""
     named = [part["name"] for part in values.get("functions", ())] or [values.get("name")]
     for key in ("timeout", "workers"):
         if key in values and all(name in functions for name in named):
             raise Refused(
-                f"reward.{key} is of rewards in processes of their own, but {', '.join(named)} is called in "
-                "this one. What to do: leave it out, or write the function into a file and give "
+                f"reward.{key} is for rewards in worker processes, but {', '.join(named)} is called in this "
+                "one. What to do: leave it out, or write the function to a file and pass "
                 "'file.py:function'"
             )
 
@@ -182,7 +182,7 @@ def _name(reward: str | Function, functions: dict[str, Function]) -> str:
         raise Refused(
             f"reward: expected a name, 'file.py:function', a function, or weights by them, got {reward!r:.80}"
         )
-    # Another process finds it in its module, unless that is a notebook or a script.
+    # Another process can import it from its module, unless that is a notebook or a script.
     module = sys.modules.get(getattr(reward, "__module__", None) or "")
     if module is not None and module.__name__ != "__main__" and getattr(module, "__spec__", None) is not None:
         with suppress(AttributeError):
@@ -196,11 +196,11 @@ def _name(reward: str | Function, functions: dict[str, Function]) -> str:
 
 
 def write_rows(data: Any, path: Path, name: str) -> str:
-    """Write the rows of a list, a `datasets.Dataset` or a DataFrame as JSON Lines, and return the path.
+    """Write the rows of a list, a `datasets.Dataset` or a DataFrame as JSON Lines and return the path.
 
-    A row is a record; of a list of prompts also text, messages, or a `Prompt`. What is missing (NaN) in a log
-    or a DataFrame becomes None. Raises `Refused` for another row, and for a value that JSON doesn't have.
-    `name`: "log", or what messages call the prompts.
+    A row is a record; a prompt may also be text, messages, or a `Prompt`. Missing values (NaN) in a log or a
+    DataFrame become None. Raises `Refused` for any other row, and for a value that JSON can't represent.
+    `name`: "log", or the argument name of the prompts, for messages.
     """
     columns, misses = getattr(data, "column_names", None), name == "log"
     if hasattr(data, "to_dict") and hasattr(data, "columns"):
@@ -232,23 +232,23 @@ def write_rows(data: Any, path: Path, name: str) -> str:
 
 
 def model_folder(model: Any, tokenizer: Any, folder: Path) -> str:
-    """The folder or hub name of a model; a model object is written to `folder`, with its tokenizer."""
+    """Return a model's folder or hub name; write a model object and its tokenizer to `folder`."""
     if isinstance(model, tuple):
         if len(model) != 2 or tokenizer is not None:
-            raise Refused("model: expected (model, tokenizer) and no tokenizer besides, or a model alone")
+            raise Refused("model: expected (model, tokenizer) and tokenizer=None, or a model alone")
         model, tokenizer = model
     if is_path(model):
         if tokenizer is not None:
-            raise Refused(f"tokenizer: {model} has its own; leave it out, or load the model and give both")
+            raise Refused(f"tokenizer: {model} has its own; leave it out, or load the model and pass both")
         return str(model)
     if hasattr(model, "peft_config"):
         raise Refused(
-            "model: expected a model without an adapter. What to do: give model.merge_and_unload(), or the "
-            "model that it belongs to with peft=LoraConfig(…)"
+            "model: expected a model without an adapter. What to do: pass model.merge_and_unload(), or the "
+            "base model with peft=LoraConfig(…)"
         )
     if not (hasattr(model, "save_pretrained") and hasattr(model, "generate")):
         raise Refused(
-            "model: expected a folder, a hub name, or a causal language model of transformers with its "
+            "model: expected a folder, a hub name, or a transformers causal language model with its "
             f"tokenizer, got {type(model).__name__}"
         )
     if not hasattr(tokenizer, "save_pretrained"):
@@ -259,49 +259,48 @@ def model_folder(model: Any, tokenizer: Any, folder: Path) -> str:
     return str(folder)
 
 
-# The recipes' β = 0.01 is for rewards from 0 to 1 and 256 tokens. It goes with the rewards, and with 1/length
-# of longer responses. On shorter ones 0.1 ended .01 to .03 lower (reproductions/panel/studies.py).
+# The recipes' β = 0.01 is for rewards from 0 to 1 and 256 tokens. β scales with the rewards' range, and with
+# 1/length of longer responses. On shorter ones 0.1 ended .01 to .03 lower (reproductions/panel/studies.py).
 LARGEST, PER_TOKEN = 0.01, 0.01 * 256
-LETTERS = 4  # of a token, about, where a log has none
-OF_METHOD = {
+LETTERS = 4  # approximate characters per token, for logs without tokens
+METHOD_KEYS = {
     "data": ("spread",),
     "train": ("gain_ratio", "step_kl", "schedule"),
-}  # of a recipe, besides its objective
+}  # settings that belong to a recipe's method, in addition to its objective
 
 
 class Chosen(NamedTuple):
-    """Settings by dotted key, and a sentence on each."""
+    """Chosen settings by dotted key, and a sentence about each."""
 
     settings: dict[str, Any]
     notes: list[str]
 
 
 def choose(values: Mapping[str, Any]) -> Chosen:
-    """What nested values of a run leave open, of the method, `objective.beta` and `train.lr`."""
+    """Choose the method, `objective.beta` and `train.lr` if nested values leave them open."""
     config = RunConfig.of(values, "agro.train")
     chosen = Chosen({}, [])
     location = None if config.data.store is None else location_of(config.data.store)
     opened = None if location is None or not exists(location) else Store.open(location, read_only=True)
     with opened or nullcontext() as store:
-        log = store if config.data.replay_at(0) else None  # that steps draw from
+        log = store if config.data.replay_at(0) else None  # the log that steps draw from
         recipe = _recipe(config, log)
         if recipe:
-            # What a recipe says of the method, but for β and what is given, by dotted key.
-            theirs = RunConfig.load(recipe)
-            for name, value in theirs.objective.options.items():
+            base = RunConfig.load(recipe)
+            for name, value in base.objective.options.items():
                 if name != "beta":
                     chosen.settings[f"objective.{name}"] = value
-            for section, names in OF_METHOD.items():
-                given, said = (getattr(each, section).model_fields_set for each in (config, theirs))
+            for section, names in METHOD_KEYS.items():
+                explicit, preset = (getattr(each, section).model_fields_set for each in (config, base))
                 for name in names:
-                    if name in said and name not in given:
-                        chosen.settings[f"{section}.{name}"] = getattr(getattr(theirs, section), name)
+                    if name in preset and name not in explicit:
+                        chosen.settings[f"{section}.{name}"] = getattr(getattr(base, section), name)
             chosen.notes.append(f"the method is that of recipe {recipe}")
         options = described(get(config.objective.name).options)
         if options.get("beta", {}).get("required", False) and "beta" not in config.objective.options:
-            beta, why = _beta(config, log, None if store is None else store.survey.spread_of_rewards())
+            beta, reason = _beta(config, log, None if store is None else store.survey.spread_of_rewards())
             chosen.settings["objective.beta"] = beta
-            chosen.notes.append(f"objective.beta = {beta:g}, for {why}")
+            chosen.notes.append(f"objective.beta = {beta:g}, for {reason}")
     if "lr" not in config.train.model_fields_set:
         chosen.settings["train.lr"] = "auto"
         chosen.notes.append("train.lr = auto, found at the first step")
@@ -309,7 +308,7 @@ def choose(values: Mapping[str, Any]) -> Chosen:
 
 
 def _recipe(config: RunConfig, log: Store | None) -> str:
-    """The recipe for the data of a run that says no more of its method than agro and β; empty for another."""
+    """Return the recipe for the data of a run whose method is just agro and β; empty for other runs."""
     if config.objective.name != "agro" or config.objective.options.keys() - {"beta"} or config.phases:
         return ""
     share = config.data.replay_at(0)
@@ -322,16 +321,16 @@ def _recipe(config: RunConfig, log: Store | None) -> str:
 
 
 def _beta(config: RunConfig, log: Store | None, spread: tuple[float, float] | None) -> tuple[float, str]:
-    """By the mean length of a log's responses, else the largest that are sampled, and by how far rewards are
-    apart, lowest and highest: 0 and 1 where nothing is known."""
+    """Choose β from the mean response length of the log, else `sampler.max_new`, and from `spread`, the
+    lowest and highest reward, else 0 and 1. Return it with the reason."""
     length: float = config.sampler.max_new
-    of_length = f"responses of at most {config.sampler.max_new} tokens"
+    length_text = f"responses of at most {config.sampler.max_new} tokens"
     rows = [] if log is None else [row for group in log.survey.each_group_rows() for row in group]
     if rows:
         length = max(1.0, math.fsum(row.length or len(row.response) / LETTERS for row in rows) / len(rows))
-        of_length = f"responses of {short(length)} tokens on average"
-    apart, of_rewards = 1.0, "rewards from 0 to 1 (taken to be; none is known yet)"
+        length_text = f"responses of {short(length)} tokens on average"
+    reward_range, reward_text = 1.0, "rewards from 0 to 1 (assumed; none is known yet)"
     if spread is not None and spread[1] > spread[0]:
-        apart, of_rewards = spread[1] - spread[0], f"rewards from {spread[0]:g} to {spread[1]:g}"
-    beta = float(short(apart * min(LARGEST, PER_TOKEN / length)))
-    return beta, f"{of_rewards} and {of_length}"
+        reward_range, reward_text = spread[1] - spread[0], f"rewards from {spread[0]:g} to {spread[1]:g}"
+    beta = float(short(reward_range * min(LARGEST, PER_TOKEN / length)))
+    return beta, f"{reward_text} and {length_text}"

@@ -1,12 +1,12 @@
-"""Settings with which a run fits into a time or into memory on this machine: `agro train … --fit 30min`.
+"""Choose settings with which a run fits a time or a memory limit on this machine: `agro train … --fit 30min`.
 
-An adapter comes first, where weights are many or memory asks for it. Then the run is loaded and measured, and
-settings get smaller until the dry run's forecast fits: passes and decoded batches for memory; for time the
-number of steps, and a step where too few would fit. The learning rate is found at the first step. What is
-given isn't changed.
+A large model, or one that exceeds the memory, first gets an adapter. Then the run is loaded and measured, and
+settings shrink until the dry run's forecast fits: passes and decoded batches for memory; the number of steps
+for time, and the size of a step if too few steps would fit. The learning rate is chosen at the first step.
+Settings that the user fixed stay as they are.
 
-Where the run starts vLLM beside it (recipe card24), they share a GPU: settings follow from the model's shape,
-counted before anything is loaded (`agro.models.footprint`). Nothing of it was measured on a GPU.
+A run that starts its own vLLM (recipe card24) shares the GPU with it: its settings follow from the model's
+shape, before anything is loaded (`agro.models.footprint`). None of these formulas was measured on a GPU.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from agro.train.phases import Phase
 from agro.train.step import TOKENS
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "MB": 1e6, "GB": 1e9}
-RANK = 16  # of an adapter
-ADAPTED = 100_000_000  # weights from which an adapter is chosen on a CPU
+RANK = 16  # adapter rank
+ADAPTED = 100_000_000  # number of weights from which a CPU run gets an adapter
 PER_WEIGHT = 20  # bytes of a trained weight in float32: itself, its gradient, two moments and the reference
-USED = 0.8  # of what is free
-ENOUGH, FEWEST = 40, 5  # steps for which a step gets smaller, and with which a run is refused
-# Settings for one GPU: each rung needs less memory than those before. The first of enough tokens is taken.
+USED = 0.8  # usable share of free memory
+ENOUGH, FEWEST = 40, 5  # with fewer steps a step shrinks; with fewer still the run is refused
+# Settings for one GPU; each rung needs less memory than the last. The first with room for enough tokens wins.
 RUNGS: tuple[dict[str, Any], ...] = (
     {"policy.dtype": "bfloat16", "policy.lora.rank": 32, "train.gradient_checkpointing": False},
     {"train.gradient_checkpointing": True},
@@ -51,28 +51,28 @@ ENOUGH_TOKENS, FEWEST_TOKENS, MOST_TOKENS, MOST_AT_ONCE = 4000, 1000, 32_000, 25
 
 
 class Limits(NamedTuple):
-    """Of a run; None: none."""
+    """Limits of a run; None: no limit."""
 
     seconds: float | None = None
     bytes: float | None = None
 
     @classmethod
     def parse(cls, texts: str | Sequence[str]) -> Limits:
-        """Such as "30min", "2h", "24GB", or a time and a size."""
-        found: dict[str, float] = {}
+        """Parse a text such as "30min", "2h" or "24GB", or a list of one time and one size."""
+        limits: dict[str, float] = {}
         for text in [texts] if isinstance(texts, str) else texts:
             match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h|MB|GB)\s*", text)
             name = "bytes" if match and match[2].endswith("B") else "seconds"
-            if match is None or float(match[1]) == 0 or name in found:
+            if match is None or float(match[1]) == 0 or name in limits:
                 raise Refused(
                     f"--fit {text}: expected a time or a size of memory, once each, such as 30min, 2h or 24GB"
                 )
-            found[name] = float(match[1]) * UNITS[match[2]]
-        return cls(**found)
+            limits[name] = float(match[1]) * UNITS[match[2]]
+        return cls(**limits)
 
 
 class Fitted(NamedTuple):
-    """What was chosen, by dotted key, the run with it, and what that then takes (see `agro.api.plan`)."""
+    """The chosen settings by dotted key, the run with them, and its forecast (see `agro.api.plan`)."""
 
     settings: dict[str, Any]
     config: RunConfig
@@ -85,28 +85,28 @@ class Fitted(NamedTuple):
             peak = f", {size(f['peak'])} of memory"
         return [
             f"--fit chose {' '.join(items(self.settings)) or 'nothing'}",
-            f"{count(f['steps'])} steps take about {seconds} at most{peak}; a setting that you give stays as "
+            f"{count(f['steps'])} steps take about {seconds} at most{peak}; a setting that you fix stays as "
             "it is",
         ]
 
 
 def items(settings: Mapping[str, Any]) -> list[str]:
-    """KEY=VALUE of the command line."""
+    """Format settings as KEY=VALUE for the command line."""
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
     return [f"{key}={text}" for key, text in texts.items()]
 
 
 @dataclass
 class Choice:
-    """Settings that are being chosen for a run, by dotted key. `given`: keys that stay as they are."""
+    """Settings under choice for a run, by dotted key. `pinned`: keys that the user fixed."""
 
     start: RunConfig
-    given: Collection[str] = ()
+    pinned: Collection[str] = ()
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def config(self) -> RunConfig:
-        """The run with what is chosen."""
+        """The run with the chosen settings."""
         return self.with_settings({})
 
     def with_settings(self, more: Mapping[str, Any]) -> RunConfig:
@@ -119,20 +119,20 @@ class Choice:
 
     @property
     def also(self) -> str:
-        """What is chosen, for the message that it isn't enough."""
+        """The chosen settings, for the message that they aren't enough."""
         return f", also with {' '.join(items(self.settings))}" if self.settings else ""
 
     def put(self, key: str, value: Any) -> bool:
-        """Whether it may be chosen; a section that is given has all of its keys."""
-        if any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in self.given):
+        """Set a key, and return whether it isn't pinned; a pinned section pins all of its keys."""
+        if any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in self.pinned):
             return False
         self.settings[key] = value
         return True
 
     def halve(self, sizes: Mapping[str, tuple[int, int]]) -> bool:
-        """Halve what is farthest above its least value; whether anything was. `sizes`: value and least."""
-        for key, (value, least) in sorted(sizes.items(), key=lambda each: -each[1][0] / each[1][1]):
-            if value >= 2 * least and self.put(key, value // 2):
+        """Halve the size farthest above its minimum, and return whether one was. `sizes`: value, minimum."""
+        for key, (value, minimum) in sorted(sizes.items(), key=lambda each: -each[1][0] / each[1][1]):
+            if value >= 2 * minimum and self.put(key, value // 2):
                 return True
         return False
 
@@ -140,14 +140,14 @@ class Choice:
 def fit(
     config: RunConfig,
     limits: Limits,
-    given: Collection[str],
+    pinned: Collection[str],
     out: Path | None = None,
     rewards: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Fitted:
-    """Choose for a run in the folder `out`.
+    """Choose settings for a run in the folder `out`.
 
-    `given`: dotted keys that stay as they are. `rewards`: functions, as of `agro.Trainer`.
-    Raises `Refused` where nothing fits, and where the time of a step isn't known.
+    `pinned`: dotted keys that the user fixed. `rewards`: functions, as for `agro.Trainer`.
+    Raises `Refused` if nothing fits, or if the time of a step is unknown.
     """
     if config.phases:
         raise Refused("--fit chooses for a run of one phase, and this one has several: set their train.steps")
@@ -156,8 +156,8 @@ def fit(
         unknown = unknown or "a server has the reference"
     if limits.seconds is not None and unknown:
         raise Refused(f"--fit: the time of a step isn't known here, for {unknown}: set train.steps")
-    choice, free, device = Choice(config, given), limits.bytes, device_of(config.policy.device)
-    if free is None:  # what a run could take now; infinity where that is unknown
+    choice, free, device = Choice(config, pinned), limits.bytes, device_of(config.policy.device)
+    if free is None:  # the memory available now; infinity if unknown
         on_card = device.type == "cuda"
         free = USED * float(torch.cuda.mem_get_info(device)[0] if on_card else host_memory())
     if config.engine.starts_server and config.policy.model is not None:
@@ -182,21 +182,21 @@ def fit(
 
 
 def for_card(choice: Choice, limit: float) -> str:
-    """Settings with which the run fits on a GPU of so many bytes; what is short where none do, else ""."""
+    """Choose settings for a GPU of `limit` bytes. Return "" if the run fits, else what is missing."""
     for rung in RUNGS:
         for key, value in rung.items():
             choice.put(key, value)
         config = choice.config
         has_reference = any(phase.reads_reference for phase in Phase.all(config))
-        found, n = Footprint.of(config, has_reference=has_reference), config.sampler.n
-        most = min(MOST_TOKENS, shape_of(config.policy).context, config.train.max_length or MOST_TOKENS)
-        tokens = found.longest(limit, n, most)
-        if tokens >= min(ENOUGH_TOKENS, most):
+        memory, n = Footprint.of(config, has_reference=has_reference), config.sampler.n
+        longest = min(MOST_TOKENS, shape_of(config.policy).context, config.train.max_length or MOST_TOKENS)
+        tokens = memory.longest(limit, n, longest)
+        if tokens >= min(ENOUGH_TOKENS, longest):
             break
-    if tokens < min(FEWEST_TOKENS, most):
-        short, needs = found.peak(FEWEST_TOKENS, n) - limit, found.serving(FEWEST_TOKENS, n)
+    if tokens < min(FEWEST_TOKENS, longest):
+        short, needs = memory.peak(FEWEST_TOKENS, n) - limit, memory.serving(FEWEST_TOKENS, n)
         return (
-            f"{size(short)} short of {count(FEWEST_TOKENS)} tokens: {size(found.resting)} for the trainer's "
+            f"{size(short)} short of {count(FEWEST_TOKENS)} tokens: {size(memory.resting)} for the trainer's "
             f"weights and {size(needs)} for {n} responses at once"
         )
     choice.put("train.max_length", tokens)
@@ -205,46 +205,46 @@ def for_card(choice: Choice, limit: float) -> str:
     if config.engine.starts_server:
         device = device_of(config.policy.device)
         card = float(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else limit
-        choice.put("engine.memory", found.share(tokens, limit, card))
+        choice.put("engine.memory", memory.share(tokens, limit, card))
     else:
-        at_once = int((limit - found.resting) / found.serving(tokens, 1))
+        at_once = int((limit - memory.resting) / memory.serving(tokens, 1))
         choice.put("sampler.batch", min(MOST_AT_ONCE, at_once))
     return ""
 
 
 def is_shape(name: str) -> bool:
-    """Whether a model has no weights: it is a size of `SIZES`, or a folder without them."""
+    """Return whether a model has no weights: it is a size of `SIZES`, or a folder without weights."""
     folder = Path(name).expanduser()
     return name in SIZES or (folder.is_dir() and not any(folder.glob("*.safetensors")))
 
 
-def answers(config: RunConfig, limit: float, given: Collection[str]) -> list[str]:
-    """Whether a model without weights here fits, in words, or each of `SIZES` where none is given. Nothing
-    for one with weights, which a dry run loads."""
+def answers(config: RunConfig, limit: float, pinned: Collection[str]) -> list[str]:
+    """Say whether a model without local weights fits, or which of `SIZES` fit if no model is named. Empty for
+    a model with weights, which a dry run loads."""
     name, ways = config.policy.model, [dict[str, Any]()]
     if config.policy.new is not None or (name is not None and not is_shape(name)):
         return []
     if config.engine.starts_server:
         ways.append({"engine.kind": "hf", "engine.sleep": False})
-    found = []
+    lines = []
     for model in list(SIZES) if name is None else [name]:
-        said = []
+        verdicts = []
         for way in ways:
-            choice = Choice(config, given, {"policy.model": model, **way})
+            choice = Choice(config, pinned, {"policy.model": model, **way})
             short = for_card(choice, limit)
             if short:
-                said.append(f"no, {short}")
+                verdicts.append(f"no, {short}")
                 continue
             tokens = choice.config.train.max_length
             del choice.settings["policy.model"]
-            said.append(f"yes, {count(tokens)} tokens, with {' '.join(items(choice.settings))}")
+            verdicts.append(f"yes, {count(tokens)} tokens, with {' '.join(items(choice.settings))}")
             break
-        found.append(f"{model}: {'; sampling in the process that trains: '.join(said)}")
-    return found
+        lines.append(f"{model}: {'; sampling in the process that trains: '.join(verdicts)}")
+    return lines
 
 
 def _for_model(choice: Choice, free: float) -> None:
-    """An adapter, and one thread beside other programs."""
+    """Choose an adapter for a large model, and one thread if other programs use the cores."""
     policy = choice.start.policy
     name, on_cpu = policy.model, device_of(policy.device).type == "cpu"
     if name is None or is_adapter(name) or (Path(name) / "position.json").is_file():
@@ -256,7 +256,7 @@ def _for_model(choice: Choice, free: float) -> None:
         choice.put("policy.dtype", "bfloat16")
     load = load_average()
     if on_cpu and weights >= LARGE and load is not None and load > cores() / 2:
-        choice.put("policy.threads", 1)  # several threads wait for each other beside other programs
+        choice.put("policy.threads", 1)  # with busy cores, threads wait for each other
 
 
 def _forecast(choice: Choice, machine: Machine, steps: int) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _forecast(choice: Choice, machine: Machine, steps: int) -> dict[str, Any]:
 
 
 def _for_memory(choice: Choice, machine: Machine, steps: int, free: float, limit: float | None) -> None:
-    """Smaller passes, then fewer responses at once. Nothing is chosen where the peak is unknown."""
+    """Shrink passes, then the decoded batch. Choose nothing if the peak is unknown."""
     while True:
         peak, config = _forecast(choice, machine, steps)["peak"] or 0, choice.config
         tokens = 0 if config.train.micro_batch is not None else config.train.micro_tokens or TOKENS
@@ -280,7 +280,7 @@ def _for_memory(choice: Choice, machine: Machine, steps: int, free: float, limit
 
 
 def _for_time(choice: Choice, machine: Machine, wanted: int, seconds: float) -> int:
-    """The steps that fit, with smaller ones where they are too few."""
+    """Return the number of steps that fit, shrinking the steps if too few would."""
     while True:
         config = choice.config
         fitting = bisect_right(

@@ -1,13 +1,13 @@
-"""A model that is served learns from what its store has, in turns, and only a better one takes its place.
+"""A served model learns from its store in turns, and only a better model replaces it.
 
-A turn checks the store, trains the model that is served with the recipe for these data, and compares the two
-on held-out prompts, paired: the verdict of the run. In the folder of the loop are
+A turn checks the store, trains the served model with the recipe for this data, and compares the two on the
+same held-out prompts: the run's verdict. The folder of the loop holds
 
-    loop.json     the turns, and whose model is served; it is replaced as a whole
+    loop.json     the turns, and which model is served; it is replaced atomically
     1/, 2/, …     the run of each turn
 
-`agro serve FOLDER` serves the model that loop.json names, and takes the next one between two tokens. A turn
-that was killed goes on where its run can.
+`agro serve FOLDER` serves the model that loop.json names, and switches to the next one between two tokens. A
+killed turn resumes its run.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from agro.train.phases import is_checkpoint, read_position
 from agro.train.trainable import kind_of
 
 FILE = "loop.json"
-POLL_SECONDS = 2.0  # between two looks whether the store has enough
+POLL_SECONDS = 2.0  # between two checks of the store
 Outcome = Literal["under way", "refused", "rejected", "better", "promoted", "rolled back"]
 
 
 class Turn(BaseModel):
-    """`start`: the turn whose model it trains on; 0: the first model. `version`: optimizer steps of its own
-    model since the first one, beyond those of any other turn."""
+    """`start`: the turn whose model it trains on; 0: the first model. `version`: optimizer steps since the
+    first model, more than those of any earlier turn."""
 
     number: int
     start: int
@@ -57,26 +57,26 @@ class Turn(BaseModel):
 
 
 class LoopRecord(BaseModel):
-    """`served`: turns whose models were promoted, the last one is served; 0: the first model."""
+    """`served`: the promoted turns, of which the last is served; 0: the first model."""
 
     model: str
-    version: int  # of the first model; -1: no run of agro's made it
+    version: int  # of the first model; -1: not from an agro run
     served: list[int] = [0]
     turns: list[Turn] = []
 
     @classmethod
     def read(cls, folder: Path) -> LoopRecord:
-        """Raises `Refused` for what isn't the folder of a loop."""
+        """Raises `Refused` for a folder without a loop."""
         try:
             record = cls.model_validate_json((folder / FILE).read_bytes())
         except (OSError, ValidationError) as error:
             raise Refused(f"{folder}: expected the folder of a loop, with its {FILE}: {error}") from None
         if not record.served or not all(0 <= number <= len(record.turns) for number in record.served):
-            raise Refused(f"{folder / FILE}: served: expected turns that there are, got {record.served}")
+            raise Refused(f"{folder / FILE}: served: expected numbers of recorded turns, got {record.served}")
         return record
 
     def newest(self, folder: Path, number: int | None = None) -> tuple[Path, int]:
-        """The model that is served, or that of a turn, and its version."""
+        """Return the served model, or that of a turn, and its version."""
         number = self.served[-1] if number is None else number
         if number == 0:
             return Path(self.model), self.version
@@ -84,23 +84,21 @@ class LoopRecord(BaseModel):
 
 
 def version_of(model: Path) -> int:
-    """Optimizer steps of the weights in RUN, RUN/model, RUN/best or RUN/checkpoints/step-N; -1 for others."""
+    """Count the optimizer steps of RUN, RUN/model, RUN/best or RUN/checkpoints/step-N; -1 for other paths."""
     if is_checkpoint(model):
         return read_position(model, "").version
     run = model if (model / "model").is_dir() else model.parent
     if not (run / "metrics.jsonl").is_file() or model.name not in (run.name, "model", "best"):
         return -1
-    found = load_run(run)
-    best = found.best_model if model.name == "best" else None
-    last = found.steps if best is None else best.step
-    versions = [
-        row["version"] for row in found.rows if row["step"] == last and row.get("version") is not None
-    ]
+    data = load_run(run)
+    best = data.best_model if model.name == "best" else None
+    step = data.steps if best is None else best.step
+    versions = [row["version"] for row in data.rows if row["step"] == step and row.get("version") is not None]
     return int(versions[-1]) if versions else -1
 
 
 class Loop:
-    """The turns of a store, in `folder`: beside the store, with .loop as its ending, unless it is given."""
+    """The turns of a store, in `folder`, by default next to the store with the suffix .loop."""
 
     def __init__(
         self,
@@ -110,40 +108,40 @@ class Loop:
         overrides: Sequence[str],
         say: Callable[[str], None],
     ) -> None:
-        """`model`: the first one. `overrides`: KEY=VALUE of the runs. Raises `Refused` for none, and for
-        another one once a turn has trained on it."""
+        """`model`: the first model. `overrides`: KEY=VALUE for the runs. Raises `Refused` for a missing
+        model, and for a different one once a turn has trained."""
         self.store = url_of(store) or Path(store).absolute()
         self.overrides, self.say = list(overrides), say
         if folder is None and url_of(store):
             raise Refused("agro loop: expected --out FOLDER for a store in a database, got none")
         self.folder = (folder or Path(store).with_suffix(".loop")).absolute()
-        first = None
+        start = None
         if model is not None:
-            first = Path(model) / "model" if (Path(model) / "model").is_dir() else Path(model)
-            first = first.absolute() if first.exists() else first
+            start = Path(model) / "model" if (Path(model) / "model").is_dir() else Path(model)
+            start = start.absolute() if start.exists() else start
         file = self.folder / FILE
-        if first is None:
+        if start is None:
             if not file.is_file():
-                raise Refused(f"--model: expected the model to begin with, for {self.folder} has no {FILE}")
-            LoopRecord.read(self.folder)  # which refuses what isn't one
+                raise Refused(f"--model: expected the first model, since {self.folder} has no {FILE}")
+            LoopRecord.read(self.folder)  # refuses a folder without a loop
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._locked(".lock", waits=True):
             record = LoopRecord.read(self.folder) if file.is_file() else None
-            if record is not None and str(first) == record.model:
+            if record is not None and str(start) == record.model:
                 return
             turns = [] if record is None else record.turns
             if record is not None and any(turn.outcome != "refused" for turn in turns):
                 raise Refused(
-                    f"--model {model}: {self.folder} began with {record.model}; give that one, or another "
+                    f"--model {model}: {self.folder} began with {record.model}; use that one, or another "
                     "--out"
                 )
-            record = LoopRecord(model=str(first), version=version_of(first), turns=turns)
+            record = LoopRecord(model=str(start), version=version_of(start), turns=turns)
             write(file, record.model_dump_json(indent=1) + "\n")
 
     def wait(self, count: int) -> None:
-        """Until so many samples with a reward, and judged pairs, came to the store since the last turn, also
-        where others were deleted meanwhile, or a turn is under way."""
+        """Wait until `count` rewarded samples and judged pairs have arrived since the last turn, not counting
+        deletions. Return at once if a turn is under way."""
         turns = LoopRecord.read(self.folder).turns
         if turns and turns[-1].outcome == "under way":
             return
@@ -159,16 +157,18 @@ class Loop:
             new, seen = new + max(0, rewarded - seen), rewarded
 
     def turn(self, *, promote: bool) -> Turn:
-        """One turn, or the rest of one that was killed."""
+        """Run one turn, or finish one that was killed."""
         with self._locked(".turn", waits=False):
             turn = self._begin()
             run = self.folder / str(turn.number)
             resume = (run / "config.json").exists()
             try:
                 model, _ = LoopRecord.read(self.folder).newest(self.folder, turn.start)
-                own = [f"policy.model={model}", f"data.store={self.store}", *turn.overrides]
-                config = RunConfig.load(run / "config.json" if resume else turn.recipe, [] if resume else own)
-                if not resume:  # what `agro check` says
+                changes = [f"policy.model={model}", f"data.store={self.store}", *turn.overrides]
+                config = RunConfig.load(
+                    run / "config.json" if resume else turn.recipe, [] if resume else changes
+                )
+                if not resume:  # refuse what `agro check` calls a problem
                     with Store.open(self.store, read_only=True) as store:
                         report = check_store(store, config, path=self.store)
                     self.say(str(report))
@@ -176,14 +176,14 @@ class Loop:
                         if verdict.level == "problem":
                             raise Refused(str(verdict))
                 Trainer(config, run, resume=resume).run()
-            except (Lost, Unwritable):  # nothing is wrong with the turn
+            except (Lost, Unwritable):  # not the fault of the turn
                 raise
             except Refused as error:
                 return self._end(turn, "refused", str(error))
             return self._judge(turn, promote=promote)
 
     def promote_last(self) -> Turn | None:
-        """Promote the model of the last turn where it was shown to be better, perhaps by people since."""
+        """Promote the last turn's model if it was shown to be better, perhaps by ratings collected since."""
         with self._locked(".turn", waits=False):
             turns = LoopRecord.read(self.folder).turns
             if not turns or turns[-1].outcome not in ("better", "rejected"):
@@ -192,7 +192,7 @@ class Loop:
         return turn if turn.outcome == "promoted" else None
 
     def roll_back(self) -> str:
-        """Serve the model of before the last promotion again. Raises `Refused` where there is none."""
+        """Serve the model from before the last promotion. Raises `Refused` if nothing was promoted."""
         with self._edited() as record:
             if len(record.served) < 2:
                 got = f"{record.model} alone"
@@ -203,10 +203,10 @@ class Loop:
         return f"the model of turn {number} is rolled back; serving {model}, version {version}"
 
     def _begin(self) -> Turn:
-        """The turn under way, or a new one."""
+        """Return the turn under way, or begin a new one."""
         with self._edited() as record:
             if record.turns and record.turns[-1].outcome == "under way":
-                self.say(f"turn {record.turns[-1].number} goes on")
+                self.say(f"turn {record.turns[-1].number} continues")
                 return record.turns[-1]
             with Store.open(self.store, read_only=True, create=False) as store:
                 recipe = kind_of(store)
@@ -219,7 +219,7 @@ class Loop:
         return turn
 
     def _judge(self, turn: Turn, *, promote: bool) -> Turn:
-        """Promote, or say why not: a reward or people must have shown it, on held-out prompts."""
+        """Promote the model if a reward or people showed that it is better; else record why not."""
         run = load_run(self.folder / str(turn.number))
         verdict = Verdict.of(run)
         serious = [f"Problem: {problem.text}." for problem in problems(run) if problem.serious]
@@ -232,10 +232,10 @@ class Loop:
         return self._end(turn, "promoted", verdict.sentence)
 
     def _end(self, turn: Turn, outcome: Outcome, reason: str) -> Turn:
-        """Write how a turn ended, and in the same moment whose model is served."""
+        """Record how a turn ended and which model is served, atomically."""
         with self._edited() as record:
             if outcome == "promoted" and record.served[-1] != turn.start:
-                outcome, reason = "rejected", f"Another model is served now than it began with. {reason}"
+                outcome, reason = "rejected", f"The served model changed during the turn. {reason}"
             if turn.version < 0 and outcome != "refused":
                 steps = max(0, version_of(self.folder / str(turn.number)))
                 turn.version = max(0, record.version, *(each.version for each in record.turns)) + steps
@@ -252,7 +252,7 @@ class Loop:
 
     @contextmanager
     def _edited(self) -> Iterator[LoopRecord]:
-        """loop.json, which is written afterwards; other processes wait."""
+        """Yield loop.json, and write it afterwards; other processes wait."""
         with self._locked(".lock", waits=True):
             record = LoopRecord.read(self.folder)
             yield record
@@ -260,10 +260,10 @@ class Loop:
 
     @contextmanager
     def _locked(self, name: str, *, waits: bool) -> Iterator[None]:
-        """Alone among processes. Raises `Refused` where others are, unless it waits for them."""
+        """Hold a lock file. If another process holds it, wait or raise `Refused`."""
         with (self.folder / name).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             except BlockingIOError:
-                raise Refused(f"{self.folder}: another process is at a turn; wait for it") from None
+                raise Refused(f"{self.folder}: another process is running a turn; wait for it") from None
             yield

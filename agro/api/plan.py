@@ -1,10 +1,10 @@
-"""What a run would do: steps, samples, tokens, memory, time (`agro train --dry-run`).
+"""Forecast a run: steps, samples, tokens, memory, time (`agro train --dry-run`).
 
-Everything is loaded and checked as for the run, so that the same settings are refused. What its steps have
-is counted, exactly, except for tokens, which are upper bounds. A part of a step is made and timed: a pass
-over some of its sequences, and some tokens in the middle of responses. Other tokens are taken to take as
-long, so seconds are what a token took, times their number. Memory is what is allocated when all is loaded,
-and what a token of the pass saved, times those of the largest pass (`agro.models.footprint`).
+Everything is loaded and checked as for the run, so that the same settings are refused. Counts are exact,
+except for tokens, which are upper bounds. Part of a step is run and timed: a pass over some of its sequences,
+and the decoding of some tokens in the middle of responses. Seconds are the measured time per token times the
+number of tokens. Memory is what is allocated once all is loaded, plus the bytes that the pass saved per token
+times the tokens of the largest pass (`agro.models.footprint`).
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from agro.train.step import MicroBatch
 from agro.train.trainable import drawn_groups, pairs_among, trained
 from agro.types import Prompt
 
-MEASURING = 0.8  # seconds of each measurement of a run, about
-LONG = 3600.0  # seconds of a run from which the way to a shorter one is said
-INSPECTED = 256  # prompts and stored samples, for the lengths
-SHORT = 48  # tokens of the pass that tells how much of a step can be timed
-DECODED = 8  # tokens of a response that are timed
+MEASURING = 0.8  # approximate seconds of each measurement of a run
+LONG = 3600.0  # seconds; for a longer run, --fit is suggested
+INSPECTED = 256  # prompts and stored samples whose lengths are measured
+SHORT = 48  # tokens of the first pass, which decides how much of a step is timed
+DECODED = 8  # tokens per response whose decoding is timed
 
 
 class Row(NamedTuple):
-    """A sequence of a step; `learned` of its tokens have log-probs, after a prompt that its group shares."""
+    """A sequence of a step: a prompt that its group shares, then `learned` tokens with log-probs."""
 
     prompt: int
     learned: int
@@ -62,42 +62,42 @@ class Row(NamedTuple):
         return self.prompt + self.learned
 
     def last(self, count: int) -> Row:
-        """Its last tokens, at most so many."""
+        """Return its last `count` tokens, or all if it is shorter."""
         length = min(self.length, count)
         learned = min(self.learned, length - 1)
         return Row(length - learned, learned, self.group)
 
 
 class PlannedStep(NamedTuple):
-    """The fresh sequences of a step, as long as they may be, and the passes over all of its sequences."""
+    """The fresh sequences of a step at maximal length, and the passes over all of its sequences."""
 
     fresh: list[Row]
     passes: list[list[Row]]
     twice: bool  # whether log-probs of all passes are needed before the first backward pass
-    drawn: float | None  # mean responses of a group from the store; None where that is unknown
+    stored_size: float | None  # mean responses per stored group; None if unknown
 
 
 class Rates(NamedTuple):
-    """Seconds of a token, and the bytes that a pass saves of it. `sampling`: None where it is unknown."""
+    """Seconds per token, and bytes per token that a pass saves. `sampling`: None if unknown."""
 
     training: float  # forward and backward
     scoring: float  # forward alone
-    sampling: float | None  # one of as many responses as are decoded at once
+    sampling: float | None  # at the step's decoding batch
     saved: float
 
 
 @dataclass
 class Machine:
-    """A loaded run, and what was measured of it on this machine."""
+    """A loaded run, and its measurements on this machine."""
 
     policy: Policy
     reference: Policy | None
     prompts: Sequence[Prompt]
     held_out: Sequence[Prompt]
     store: Store | None
-    rates: dict[str, Rates | None] = field(default_factory=dict)  # by phase; None where it has no step
-    measured: dict[str, Any] = field(default_factory=dict)  # what `measure` took
-    loaded: int | None = None  # bytes that are allocated before any step, on Linux or the GPU
+    rates: dict[str, Rates | None] = field(default_factory=dict)  # by phase; None for a phase without steps
+    measured: dict[str, Any] = field(default_factory=dict)  # the cost of `measure`
+    loaded: int | None = None  # bytes allocated before any step, on Linux or the GPU
 
     def __post_init__(self) -> None:
         statm = Path("/proc/self/statm")
@@ -107,7 +107,7 @@ class Machine:
             self.loaded = int(statm.read_text().split()[1]) * 4096
 
     def measure(self, phases: Sequence[Phase]) -> None:
-        """Set the rates of all phases, once."""
+        """Measure the rates of all phases."""
         load, began, cpu = load_average(), time.perf_counter(), time.process_time()
         for phase in phases:
             reference = self.reference if phase.reads_reference else None
@@ -122,9 +122,9 @@ class Machine:
         }
 
     def forecast(self, phase: Phase) -> dict[str, Any]:
-        """Counts, bytes, and upper bounds of the seconds of a phase, as far as they are known."""
+        """Return counts, bytes, and upper bounds on the seconds of a phase, as far as they are known."""
         config, rates, step = phase.config, self.rates[phase.name], self.step(phase)
-        counts, parts = self.counts(phase, step.drawn), self.seconds(phase, step, rates)
+        counts, parts = self.counts(phase, step.stored_size), self.seconds(phase, step, rates)
         totals: dict[str, float] = {}
         if parts["sampling"]:
             totals["seconds_sampling_at_most"] = phase.steps * parts["sampling"]
@@ -144,21 +144,21 @@ class Machine:
             "peak": self.peak(config, step, rates),
         }
 
-    def counts(self, phase: Phase, drawn: float | None) -> dict[str, Any]:
-        """What one phase samples and trains on. A number that is known only later is None."""
+    def counts(self, phase: Phase, stored_size: float | None) -> dict[str, Any]:
+        """Count what one phase samples and trains on. A number that is known only later is None."""
         config, groups, every = phase.config, phase.config.train.groups, phase.config.evaluate.every
         shares = [phase.stored_groups(step) for step in range(phase.steps)]
         stored = sum(shares)
         fresh = phase.steps * groups - stored
         sampled = fresh * config.sampler.n + stored * (config.data.complete_groups or 0)
         trained = sampled if not stored else None
-        if drawn is not None:
-            trained = round(sampled + stored * drawn)
+        if stored_size is not None:
+            trained = round(sampled + stored * stored_size)
         answered = self.answering(config.data) * config.evaluate.n
         if not answered:
             answered = unscored(config, has_reference=self.reference is not None)
         evaluations = 0
-        if answered:  # after every so many steps, at the end, and before the first step
+        if answered:  # at every interval, at the end, and before the first step
             evaluations = (len(range(every, phase.steps, every)) if every else 0) + 1 + (phase.begins == 0)
         return {
             "objective": config.objective.name,
@@ -177,13 +177,13 @@ class Machine:
         }
 
     def answering(self, data: DataConfig) -> int:
-        """Held-out prompts, of which `data` may allow fewer than were loaded."""
+        """Count the held-out prompts in use: `data` may allow fewer than were loaded."""
         if data.hold_out_most is None or data.eval_prompts is not None:
             return len(self.held_out)
         return min(len(self.held_out), data.hold_out_most)
 
     def _drawn(self, phase: Phase) -> float | None:
-        """Mean responses that are drawn from a stored group; None where that is unknown."""
+        """Return the mean number of responses drawn per stored group; None if unknown."""
         if self.store is None or not phase.config.data.draws_stored:
             return None
         rule = phase.rule(1)
@@ -199,19 +199,19 @@ class Machine:
         return sum(sizes) / len(sizes) if sizes else None
 
     def step(self, phase: Phase) -> PlannedStep:
-        """The last one of a phase."""
-        config, stored, drawn = phase.config, phase.stored_groups(phase.steps - 1), self._drawn(phase)
+        """Plan the last step of a phase."""
+        config, stored, stored_size = phase.config, phase.stored_groups(phase.steps - 1), self._drawn(phase)
         fresh = self._fresh(config, config.train.groups - stored)
-        rows, micro = [*fresh, *self._stored(config, stored, drawn)], MicroBatch.of(config.train)
+        rows, micro = [*fresh, *self._stored(config, stored, stored_size)], MicroBatch.of(config.train)
         lengths = [row.length for row in rows]
         coupling = phase.entry.coupling(phase.resolved(options_at(config.objective.options, 0)))
-        blocks: dict[int, list[int]] = {}  # rows that one pass has to hold, where it can
+        blocks: dict[int, list[int]] = {}  # rows that belong in one pass if they fit
         for i, row in enumerate(rows):
             blocks.setdefault({"row": i, "group": row.group, "step": 0}[coupling], []).append(i)
         together = micro.pack(list(blocks.values()), lengths)
         passes = together or micro.pack([[i] for i in range(len(rows))], lengths)
         assert passes is not None  # single rows always fit
-        return PlannedStep(fresh, [[rows[i] for i in part] for part in passes], together is None, drawn)
+        return PlannedStep(fresh, [[rows[i] for i in part] for part in passes], together is None, stored_size)
 
     @cached_property
     def prompt_lengths(self) -> list[int]:
@@ -219,7 +219,7 @@ class Machine:
         return sorted((len(encoder.prompt(p.text)) for p in self.prompts[:INSPECTED]), reverse=True)
 
     def _fresh(self, config: RunConfig, groups: int) -> list[Row]:
-        """The longest prompts come first, with responses as long as they may be."""
+        """Plan fresh rows: the longest prompts, with responses of maximal length."""
         limit = min(self.policy.context, config.train.max_length or self.policy.context)
         rows: list[Row] = []
         for group, prompt in enumerate(islice(cycle(self.prompt_lengths), groups)):
@@ -227,13 +227,13 @@ class Machine:
             rows += config.sampler.n * [Row(prompt, new, group)]
         return rows
 
-    def _stored(self, config: RunConfig, groups: int, drawn: float | None) -> list[Row]:
+    def _stored(self, config: RunConfig, groups: int, mean_size: float | None) -> list[Row]:
         if not groups:
             return []
-        if drawn is None:  # the run fills the store: with responses as long as its fresh ones
+        if mean_size is None:  # the run fills the store, with responses as long as fresh ones
             return [row._replace(group=-1 - row.group) for row in self._fresh(config, groups)]
         assert self.store is not None
-        read: list[Row] = []
+        rows: list[Row] = []
         samples = trained(self.store.samples(**chosen(config.data)), config.data, self.store)
         for sample in islice(samples, INSPECTED):
             with suppress(InvalidSample):  # the run drops it as well
@@ -241,13 +241,13 @@ class Machine:
                     assert encoded.tokens is not None
                     assert encoded.mask is not None
                     learned = int(encoded.mask.sum())
-                    read.append(Row(len(encoded.tokens) - learned, learned, 0))
-        each = max(1, round(drawn))
-        repeated = islice(cycle(read), round(groups * drawn))
+                    rows.append(Row(len(encoded.tokens) - learned, learned, 0))
+        each = max(1, round(mean_size))
+        repeated = islice(cycle(rows), round(groups * mean_size))
         return [row._replace(group=-1 - i // each) for i, row in enumerate(repeated)]
 
     def seconds(self, phase: Phase, step: PlannedStep, rates: Rates | None) -> dict[str, float | None]:
-        """Of each part of a step; None: unknown."""
+        """Return the seconds of each part of a step; None: unknown."""
         config, needs, policy = phase.config, phase.needs, self.policy
         parts: dict[str, float | None] = {"sampling": None, "reference": None, "training": None}
         if not unknown_sampling(config) and not step.fresh:
@@ -269,23 +269,23 @@ class Machine:
             parts["reference"] = scored * rates.scoring * larger
         train = config.train
         forward = step.twice + len(provided_by("draw", needs)) + bool(train.gain_ratio or train.step_kl)
-        if train.gradient_checkpointing:  # which makes the layers' outputs again
+        if train.gradient_checkpointing:  # recomputes the layers' outputs
             forward += train.updates
         parts["training"] = computed * (train.updates * rates.training + forward * rates.scoring)
         return parts
 
     def peak(self, config: RunConfig, step: PlannedStep, rates: Rates | None) -> int | None:
-        """The most bytes at once; None where a part is unknown."""
+        """Return the peak memory in bytes; None if a part is unknown."""
         if self.loaded is None or rates is None:
             return None
-        from agro.rollout.engines.fused import is_fusable  # which loads code of transformers' models
+        from agro.rollout.engines.fused import is_fusable  # imports model code of transformers
 
         model, at_once, copied = self.policy.model, 0, list[Tensor]()
         if "shares_weights" in capabilities(config.engine.kind) and config.source.kind == "inline":
             at_once = min(config.sampler.batch, len(step.fresh))
-        if at_once and config.engine.fused and is_fusable(self.policy):  # which packs what it multiplies by
+        if at_once and config.engine.fused and is_fusable(self.policy):  # it packs copies of the weights
             copied += [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-        if at_once and config.source.lags:  # and samples with a copy of earlier weights
+        if at_once and config.source.lags:  # it samples with a copy of earlier weights
             copied += model.parameters()
         trained, text = self.policy.trained().values(), model.config.get_text_config()
         state = optimized(config.train, sum(w.numel() for w in trained), sum(w.nbytes for w in trained))
@@ -302,7 +302,7 @@ class Machine:
 
 
 def plan(config: RunConfig, machine: Machine) -> dict[str, Any]:
-    """A JSON document: phases, totals, memory in bytes, and an upper bound of the seconds."""
+    """Return a JSON document: phases, totals, memory in bytes, and an upper bound on the seconds."""
     phases, policy = Phase.all(config), machine.policy
     if not machine.rates:
         machine.measure(phases)
@@ -321,12 +321,12 @@ def plan(config: RunConfig, machine: Machine) -> dict[str, Any]:
 
 
 def most_new(config: RunConfig) -> int:
-    """An upper bound of the tokens in a response that the policy samples."""
+    """Return an upper bound on the tokens that the policy samples per response."""
     return config.sampler.max_new * (config.environment.max_turns if config.environment else 1)
 
 
 def unknown_sampling(config: RunConfig) -> str:
-    """Why the time of sampling can't be measured here; empty where it can."""
+    """Say why the sampling time can't be measured here; empty if it can."""
     reasons = {
         "other processes sample": config.source.kind == "elsewhere",
         "a server samples": "shares_weights" not in capabilities(config.engine.kind),
@@ -340,22 +340,22 @@ def unknown_sampling(config: RunConfig) -> str:
 def measured(
     phase: Phase, policy: Policy, reference: Policy | None, step: PlannedStep, limit: float
 ) -> Rates | None:
-    """Of a part of a step; None of one without sequences. `limit`: seconds of each measurement, about.
+    """Measure part of a step; None if it has no sequences. `limit`: approximate seconds per measurement.
 
-    On a CPU seconds are the process's own by thread, which other programs don't prolong. No gradient remains.
+    On a CPU seconds are CPU time per thread, which other programs don't prolong. Gradients are cleared.
     """
-    policy.checkpoint_gradients(phase.config.train.gradient_checkpointing)  # refused where it can't be
-    policy.recompute = False  # from here on: what a pass saves without is wanted
+    policy.checkpoint_gradients(phase.config.train.gradient_checkpointing)  # refuses a model without it
+    policy.recompute = False  # measure the bytes saved without recomputation
     if not step.passes:
         return None
 
-    whole = partial(_pass, policy, wanted_streams(phase.needs), reference)
+    full_pass = partial(_pass, policy, wanted_streams(phase.needs), reference)
     short = step.passes[0][0].last(SHORT)
-    whole([short.last(DECODED)])  # the first one takes longer in any process
-    rows = within(step.passes[0], int(3 * limit * SHORT / whole([short])))
+    full_pass([short.last(DECODED)])  # warm up
+    rows = within(step.passes[0], int(3 * limit * SHORT / full_pass([short])))
     computed = positions(policy, rows)
     with saved_for_backward(policy.model) as saved:
-        training = whole(rows) / computed
+        training = full_pass(rows) / computed
     with torch.no_grad():
         scoring = _pass(policy, ("logp",), None, rows) / computed
     sampling = None
@@ -365,18 +365,18 @@ def measured(
 
 
 def within(rows: Sequence[Row], limit: int) -> list[Row]:
-    """The first rows of at most so many tokens; of the first row a part, where it alone has more."""
-    taken = [rows[0].last(max(SHORT, limit))]
+    """Return the first rows with at most `limit` tokens together; a first row that exceeds it is cut."""
+    selected = [rows[0].last(max(SHORT, limit))]
     for row in rows[1:]:
-        limit -= taken[-1].length
+        limit -= selected[-1].length
         if row.length > limit:
             break
-        taken.append(row)
-    return taken
+        selected.append(row)
+    return selected
 
 
 def positions(policy: Policy, rows: Sequence[Row]) -> int:
-    """That a pass computes: the prompt of a group once, where the policy can."""
+    """Count the positions that a pass computes: a group's prompt once, if the policy packs."""
     if not policy.packs:
         return sum(row.length for row in rows)
     prompts = {row.group: row.prompt for row in rows}
@@ -384,7 +384,7 @@ def positions(policy: Policy, rows: Sequence[Row]) -> int:
 
 
 def _clock(device: torch.device) -> float:
-    """A time in seconds; on a CPU the process's own, by thread."""
+    """Read a clock in seconds; on a CPU the process's CPU time per thread."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return time.perf_counter()
@@ -396,15 +396,15 @@ def _random_tokens(policy: Policy, *shape: int) -> Tensor:
 
 
 def _pass(policy: Policy, want: Collection[str], reference: Policy | None, rows: Sequence[Row]) -> float:
-    """Seconds of a pass over sequences of random tokens, of which those of a group share the prompt; of its
-    backward pass too where gradients are enabled."""
+    """Time a forward pass over sequences of random tokens, which share their group's prompt, and the backward
+    pass if gradients are enabled."""
     began = _clock(policy.device)
     lengths = torch.tensor([row.length for row in rows])
     tokens = _random_tokens(policy, len(rows), int(lengths.max()))
     mask = torch.zeros(tokens.shape, dtype=torch.bool)
-    first: dict[int, int] = {}  # by group, the row that the others have the prompt of
+    prompt_row: dict[int, int] = {}  # by group, the row whose prompt the others share
     for i, row in enumerate(rows):
-        tokens[i, : row.prompt] = tokens[first.setdefault(row.group, i), : row.prompt]
+        tokens[i, : row.prompt] = tokens[prompt_row.setdefault(row.group, i), : row.prompt]
         mask[i, max(1, row.prompt) : row.length] = True
     streams = policy.streams(tokens, lengths, mask, want, reference)
     if torch.is_grad_enabled():
@@ -414,10 +414,10 @@ def _pass(policy: Policy, want: Collection[str], reference: Policy | None, rows:
 
 
 def _decoding(policy: Policy, config: RunConfig, fresh: Sequence[Row], tokens: int) -> float | None:
-    """Seconds of a token in the middle of responses, with as many at once as the step has; None where
-    responses are too short to measure it.
+    """Measure seconds per token in the middle of responses, at the step's decoding batch; None if responses
+    are too short.
 
-    `tokens`: decoded at most, about; where that is fewer, so are the responses.
+    `tokens`: approximate limit of tokens to decode; a small limit reduces the batch.
     """
     longest = max(fresh, key=lambda row: row.length)
     context = _random_tokens(policy, max(1, longest.length - longest.learned // 2 - 1)).tolist()
@@ -426,15 +426,15 @@ def _decoding(policy: Policy, config: RunConfig, fresh: Sequence[Row], tokens: i
     engine = embedded(policy, fused=config.engine.fused)
     sampler = config.sampler.model_copy(update={"batch": batch + 1, "stop": ()})
     requests = [Request(0, context, 1), *(Request(1 + i, context, 1 + new) for i in range(batch))]
-    ended: list[tuple[int, float]] = []
+    finishes: list[tuple[int, float]] = []
     for done in engine.decode(deque(requests), sampler, 0):
-        ended.append((len(done.tokens), _clock(policy.device)))
-    (early, begin), (late, end) = ended[0], ended[-1]
+        finishes.append((len(done.tokens), _clock(policy.device)))
+    (early, begin), (late, end) = finishes[0], finishes[-1]
     return max(end - begin, 1e-9) / (late - early) / batch if late > early else None
 
 
 def load_average() -> float | None:
-    """Processes that ran or waited for a core in the last minute, on average; None where it is unknown."""
+    """Return the mean number of running or waiting processes in the last minute; None if unknown."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -442,7 +442,7 @@ def load_average() -> float | None:
 
 
 def describe(plan: dict[str, Any]) -> str:
-    """The plan as text: also how the times were measured, and whether other programs prolonged them."""
+    """Format the plan, with how the times were measured and whether other programs prolonged them."""
     weights, trained = count(plan["parameters"]), count(plan["parameters_trained"])
     m = plan["measured"]
     lines = [f"note: {note}" for note in plan["notes"]]
@@ -459,13 +459,13 @@ def describe(plan: dict[str, Any]) -> str:
     if m["load_before"] is not None and m["load_before"] - 1 + m["threads"] > m["cores"]:
         lines.append(
             f"note: other programs use the cores (load average {m['load_before']:.1f} before the "
-            "measurement, of which about 1 is this command's): beside them the run takes longer"
+            "measurement, of which about 1 is this command's): next to them the run takes longer"
         )
     return "\n".join([*lines, time_line(plan)])
 
 
 def time_line(plan: dict[str, Any]) -> str:
-    """The time of the run and, of a long one, what makes it shorter."""
+    """State the time of the run and, if it is long, how to shorten it."""
     seconds = plan["seconds_at_most"]
     text = (
         f"about {duration(seconds)} of computation on this machine, if every response has the maximal "
@@ -475,20 +475,20 @@ def time_line(plan: dict[str, Any]) -> str:
         return text
     return (
         f'{text}. What to do: the same command with --fit 30min (fit="30min" in Python) chooses settings for '
-        "that time, such as an adapter, lengths, responses and steps, and says them"
+        "that time, such as an adapter, lengths, responses and steps, and reports them"
     )
 
 
 def _phase_lines(p: dict[str, Any]) -> list[str]:
-    groups, least, most = "", p["groups_per_step_at_least"], p["groups_per_step"]
-    if least < most:
-        groups = f", {least} to {most} groups a step: a prompt that is both sampled and drawn is one group"
+    groups, low, high = "", p["groups_per_step_at_least"], p["groups_per_step"]
+    if low < high:
+        groups = f", {low} to {high} groups per step: a prompt that is both sampled and drawn is one group"
     trained = "as many as the store will have"
     if p["responses_trained"] is not None:
         trained = count(p["responses_trained"])
-    known = {name: part for name, part in p["step_seconds"].items() if part}
-    listed = ", ".join(f"{name} {duration(part)}" for name, part in known.items())
-    step = f"  a step: {duration(sum(known.values()))} at the maximal lengths ({listed}), without rewards"
+    parts = {name: part for name, part in p["step_seconds"].items() if part}
+    listed = ", ".join(f"{name} {duration(part)}" for name, part in parts.items())
+    step = f"  per step: {duration(sum(parts.values()))} at the maximal lengths ({listed}), without rewards"
     missing = [name for name, part in p["step_seconds"].items() if part is None]
     if missing:
         reason = f" ({p['step_unknown']})" if p["step_unknown"] else ""

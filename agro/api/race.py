@@ -1,8 +1,8 @@
-"""Which method and rate for this data? Short runs of several, judged on the same held-out prompts.
+"""Choose the method and learning rate for a data set by short runs, judged on the same held-out prompts.
 
 Successive halving (Jamieson and Talwalkar, arXiv 1502.07943): all candidates train a quarter of the steps,
-the better half of them trains on to half of the steps, the best one to the end. Each is an ordinary run,
-continued with more steps. A learning rate that falls to 0 does so in each of these parts.
+the better half continues to half of the steps, and the best one to the end. Each is an ordinary run, resumed
+with more steps. A learning-rate schedule that decays to 0 does so in each of these parts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agro.api.arguments import OF_METHOD, write_rows
+from agro.api.arguments import METHOD_KEYS, write_rows
 from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, RunConfig
 from agro.config.aliases import renamed
@@ -45,14 +45,14 @@ from agro.train.trainable import kind_of
 from agro.train.trainer import BaseTrainer
 from agro.types import Prompt
 
-ENOUGH = 50  # held-out prompts that choose, from which on as many others judge the winner
+ENOUGH = 50  # with this many prompts to choose the winner, as many others judge it
 NOTHING = "do nothing"
-SHARED = ("policy", "data", "reward", "sampler", "environment", "train")  # by all candidates
+SHARED = ("policy", "data", "reward", "sampler", "environment", "train")  # sections that all candidates share
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A recipe, changed by KEY=VALUE. `prompts`: those that it can draw; None where it samples."""
+    """A recipe with KEY=VALUE changes. `prompts`: the number that it can draw; None if it samples."""
 
     name: str
     recipe: str
@@ -69,9 +69,9 @@ class Entrant(NamedTuple):
 
 
 def race_config(recipe: str | None, overrides: Sequence[str]) -> RunConfig:
-    """The configuration that KEY=VALUE, and the recipe where one is named, say.
+    """Build the configuration from a recipe, if one is named, and KEY=VALUE.
 
-    Raises `Refused` for a recipe that there isn't, and where nothing is named that a race could judge by.
+    Raises `Refused` for a missing recipe, and if the configuration names no held-out prompts to judge by.
     """
     if recipe is None:
         values: dict[str, Any] = {}
@@ -84,13 +84,13 @@ def race_config(recipe: str | None, overrides: Sequence[str]) -> RunConfig:
         raise Refused(
             "agro race judges by the reward of responses to held-out prompts: expected data.eval_prompts and "
             "a reward for them (reward.name=file.py:function), got no data.eval_prompts. What to do: set "
-            "both; where nothing can score a response, train the recipe for the data (agro recipes)"
+            "both; if nothing can score a response, train the recipe for the data (agro recipes)"
         )
     return config
 
 
 class Race:
-    """A race in the folder `out`. What was completed there before isn't run again."""
+    """A race in the folder `out`. Runs that were completed there aren't repeated."""
 
     def __init__(
         self,
@@ -100,25 +100,24 @@ class Race:
         say: Callable[[str], None] = print,
         named: str | None = None,
     ) -> None:
-        """Raises `Refused` for what can't be judged.
+        """Raises `Refused` if the candidates can't be judged.
 
         Args:
             overrides: KEY=VALUE, with policy.model, data.store or data.prompts, data.eval_prompts, a reward.
-            rates: learning rates; train.lr, a third and three times of it where none is given.
-            named: a log or store to learn from, in place of data.store; or a recipe that takes part too, a
-                name or a file. What a file says of model, data, reward and training is for all candidates,
-                but for what belongs to its method.
+            rates: learning rates; by default train.lr, a third of it and three times it.
+            named: a log or store to learn from, in place of data.store; or an additional candidate, a
+                recipe's name or file. All candidates share a file's settings of model, data, reward and
+                training, except those of its method.
         """
-        overrides = renamed(overrides)  # before the race's own, which may replace them
+        overrides = renamed(overrides)  # before the race adds settings, which may replace them
         path = Path(named or "")
         is_recipe = path.suffix == ".toml" or path.name == "config.json" or not path.exists()
         recipe = named if is_recipe else None
         data = race_config(recipe, overrides).data
         if recipe is not None and path.is_file():
-            # What the file says that isn't of its method.
-            said = RunConfig.load(recipe).model_dump(mode="json", exclude_unset=True)
-            shared = {section: said.get(section) or {} for section in SHARED}
-            for section, keys in OF_METHOD.items():
+            settings = RunConfig.load(recipe).model_dump(mode="json", exclude_unset=True)
+            shared = {section: settings.get(section) or {} for section in SHARED}
+            for section, keys in METHOD_KEYS.items():
                 shared[section] = {key: value for key, value in shared[section].items() if key not in keys}
             overrides = [*key_values(shared), *overrides]
         if named is not None and recipe is None:  # a log or store
@@ -128,7 +127,7 @@ class Race:
             if not is_store(path):
                 out.mkdir(parents=True, exist_ok=True)
                 store = out / "log.db"
-                with Store.open(store) as opened:  # an import that was complete adds nothing
+                with Store.open(store) as opened:  # repeating a complete import adds nothing
                     say(str(import_files(opened, [path])))
             overrides = [*overrides, f"data.store={store}"]
             data = data.model_copy(update={"store": str(store)})
@@ -140,23 +139,23 @@ class Race:
         if train.steps is None or train.steps < 4:
             got = train.steps or "train.epochs"
             raise Refused(f"agro race: expected train.steps of 4 or more, got {got}")
-        load_reward(self.default.reward).close()  # one that can't be loaded is refused before any run
+        load_reward(self.default.reward).close()  # refuse a broken reward before any run
         self.steps: int = train.steps
         self.rates = list(rates)
         if not self.rates:
             if train.lr == "auto":
                 raise Refused('agro race: expected --rate, or a number as train.lr, got train.lr = "auto"')
             self.rates = [train.lr, train.lr / 3, 3 * train.lr]
-        self.refused: dict[Path, str] = {}  # by run
-        self.record: dict[str, Any] = {}  # what race.json has
+        self.refused: dict[Path, str] = {}  # reasons by run folder
+        self.record: dict[str, Any] = {}  # the content of race.json
 
     def run(self) -> dict[str, Any]:
-        """All runs that remain; returns what race.json has. Raises `Refused` where no candidate can train."""
+        """Run what remains and return the record in race.json. Raises `Refused` if no candidate can train."""
         self._open()
         tried = candidates(self.kind, self.default, self.out)
         if self.recipe != self.kind:
-            own = Candidate(Path(self.recipe).stem, self.recipe, (), tried[0].prompts)
-            tried = [own, *(other for other in tried if other.name != own.name)]
+            named = Candidate(Path(self.recipe).stem, self.recipe, (), tried[0].prompts)
+            tried = [named, *(other for other in tried if other.name != named.name)]
         entrants = []
         for lr in self.rates:
             entrants += [Entrant(each, lr, self.out / f"{each.name}-{lr:.3g}") for each in tried]
@@ -168,22 +167,22 @@ class Race:
         [winner] = remaining
         if self._latest(winner, self.steps // 2)["gain"] > 0:
             self._measure(winner, self.steps)
-            self._ranked(remaining, self.steps)  # refuses where it couldn't train on
+            self._ranked(remaining, self.steps)  # refuses a winner that couldn't continue
             self._judge(winner)
         self.record["winner"] = winner.folder.name if self._latest(winner, self.steps)["gain"] > 0 else None
-        # Doing nothing; those that trained longest, the best of them first; what was refused.
+        # Rows: doing nothing; candidates by steps trained, then by reward; refused candidates.
         rows: list[Row] = [{"candidate": NOTHING, "lr": None, "run": None, **self.record["start"]}]
         ranked = [(each, self._latest(each, self.steps)) for each in self._ranked(entrants, self.steps)]
-        ranked.sort(key=lambda found: -found[1]["step"])
+        ranked.sort(key=lambda entry: -entry[1]["step"])
         ranked += [(each, {"refused": self.refused[each.folder]}) for each in entrants if self._is_out(each)]
-        for each, found in ranked:
-            rows.append({"candidate": each.candidate.name, "lr": each.lr, "run": str(each.folder), **found})
+        for each, result in ranked:
+            rows.append({"candidate": each.candidate.name, "lr": each.lr, "run": str(each.folder), **result})
         self.record["rows"] = rows
         self._save()
         return self.record
 
     def _open(self) -> None:
-        """Continue what race.json has, and share out the held-out prompts."""
+        """Open race.json or begin it, and split the held-out prompts."""
         settings: dict[str, Any] = {"overrides": self.overrides, "rates": self.rates}
         if self.named is not None:
             settings["named"] = self.named
@@ -193,7 +192,7 @@ class Race:
             if self.record["settings"] != settings:
                 raise Refused(
                     f"{path}: this race has other settings, {self.record['settings']}; got {settings}. What "
-                    "to do: give the same, or another --out"
+                    "to do: use the same, or another --out"
                 )
         else:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -209,7 +208,7 @@ class Race:
             self.choosing, self.judging = order[:half], order[half:]
 
     def _measure(self, entrant: Entrant, steps: int) -> None:
-        """Train a candidate up to so many steps, unless it was done, and note its last evaluation."""
+        """Train a candidate up to `steps`, unless that is done, and record its last evaluation."""
         measured = self.record["runs"].setdefault(entrant.folder.name, {})
         if str(steps) in measured or self._is_out(entrant):
             return
@@ -230,16 +229,16 @@ class Race:
         self._save()
 
     def _config(self, entrant: Entrant, steps: int) -> RunConfig:
-        own = [f"train.lr={entrant.lr!r}", f"train.steps={steps}"]
+        changes = [f"train.lr={entrant.lr!r}", f"train.steps={steps}"]
         if self.choosing:
             file = self.out / "choosing.jsonl"
             if not file.exists():
                 write_rows(self.choosing, file, "data.eval_prompts")
-            own.append(f"data.eval_prompts={file}")
-        return settings_of(entrant.candidate, self.recipe, self.default, self.overrides, own)
+            changes.append(f"data.eval_prompts={file}")
+        return settings_of(entrant.candidate, self.recipe, self.default, self.overrides, changes)
 
     def _judge(self, winner: Entrant) -> None:
-        """Compare the winner with the start on the prompts that didn't choose it."""
+        """Compare the winner with the start on the prompts that weren't used to choose it."""
         if self.record["judged"] is not None or not self.judging:
             return
         self.say(f"race: {winner.folder.name} and the start answer {len(self.judging)} other prompts")
@@ -254,7 +253,7 @@ class Race:
             rollout = load_rollout(policy.encoder, engine, config.environment)
             with closing(EpisodeReward(load_reward(config.reward))) as reward:
                 rewards.append(heldout(rollout, reward, self.judging, sampler, seeds[1]).rewards)
-            del policy, engine, rollout  # before the next one takes memory
+            del policy, engine, rollout  # free memory for the next one
         labels = clusters([plain(prompt.text) for prompt in self.judging], config.data.near_copies)
         comparison = compare(rewards[0], rewards[1], labels.tolist())
         values = asdict(comparison) | {"verdict": comparison.verdict}
@@ -264,12 +263,12 @@ class Race:
         return entrant.folder in self.refused
 
     def _latest(self, entrant: Entrant, steps: int) -> Row:
-        """Its latest measurement up to so many steps: a race that continues knows later ones already."""
+        """Return the latest measurement at or before `steps`: a resumed race already has later ones."""
         measured: dict[str, Row] = self.record["runs"][entrant.folder.name]
         return measured[max((key for key in measured if int(key) <= steps), key=int)]
 
     def _ranked(self, entrants: Sequence[Entrant], steps: int) -> list[Entrant]:
-        """Those that could train, by their held-out reward at so many steps, the highest first."""
+        """Sort the entrants that could train by held-out reward at `steps`, highest first."""
         able = [entrant for entrant in entrants if not self._is_out(entrant)]
         if not able:
             raise Refused(f"agro race: no candidate can train. {next(iter(self.refused.values()))}")
@@ -280,7 +279,7 @@ class Race:
 
 
 def key_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """KEY=VALUE of nested values, as a user types them; without those that are None."""
+    """Yield nested values as KEY=VALUE, as a user types them, without those that are None."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from key_values(value, f"{prefix}{key}.")
@@ -289,7 +288,7 @@ def key_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _described(row: Row) -> Row:
-    """Of a row of metrics.jsonl: the held-out reward, and its difference to the start, 0 at the start."""
+    """Return the held-out reward of a metrics row, and its gain over the start, which is 0 at the start."""
     ends = {end: row.get(f"{GAIN}_{end}") for end in ("low", "high", "p", "n")}
     return {
         "step": row["step"],
@@ -301,7 +300,7 @@ def _described(row: Row) -> Row:
 
 
 def conclusion(record: dict[str, Any]) -> str:
-    """What the race says, and what it doesn't."""
+    """State the result, and what it doesn't show."""
     winner, judged = record["winner"], record["judged"]
     if winner is None:
         return "Doing nothing won: no candidate is above the start on the held-out prompts."
@@ -316,9 +315,9 @@ def conclusion(record: dict[str, Any]) -> str:
 
 
 def default_for(data: DataConfig) -> str:
-    """The recipe for what [data] names.
+    """Return the default recipe for the data that [data] names.
 
-    Raises `Refused` where it names both prompts and a store, or neither.
+    Raises `Refused` if it names both prompts and a store, or neither.
     """
     if (data.prompts is None) == (data.store is None):
         got = "neither" if data.prompts is None else "both"
@@ -333,14 +332,14 @@ def default_for(data: DataConfig) -> str:
 
 
 def candidates(recipe: str, config: RunConfig, out: Path) -> list[Candidate]:
-    """Those for the data of a default recipe, which is the first. `out`: for a store of winners alone."""
+    """List the candidates for a default recipe's data, itself first. `out`: for a store of the winners."""
     if config.data.store is None:
-        imitating = Candidate("reinforce", "reinforce", ("objective.baseline=none",))  # rloo has the other
+        imitating = Candidate("reinforce", "reinforce", ("objective.baseline=none",))  # rloo has a baseline
         return [Candidate(recipe, recipe), Candidate("rloo", "rloo"), imitating]
     with Store.open(location_of(config.data.store), read_only=True) as store:
         is_held_out = store.split.held_out(config.data)
         if recipe != "pairs":
-            return _of_rewards(store, config, recipe)
+            return _reward_candidates(store, config, recipe)
         pairs = [pair for pair in store.pairs() if not pair.is_tie]
         winners = list(store.samples(ids=sorted({pair.winner for pair in pairs})))
         path = out / "winners.db"
@@ -353,26 +352,26 @@ def candidates(recipe: str, config: RunConfig, out: Path) -> list[Candidate]:
     return [Candidate("pairs", "pairs", (), prompts), imitated, Candidate("dpo", "dpo", (), prompts)]
 
 
-def _of_rewards(store: Store, config: RunConfig, kind: str) -> list[Candidate]:
+def _reward_candidates(store: Store, config: RunConfig, kind: str) -> list[Candidate]:
     rewards: dict[str, list[float]] = {}
     is_held_out = store.split.held_out(config.data)
     for sample in store.samples():
         reward = total_reward(sample)
         if reward == reward and not is_held_out(sample.prompt_id):
             rewards.setdefault(sample.prompt_id, []).append(reward)
-    every = np.array([reward for group in rewards.values() for reward in group])
-    if not len(every) or every.min() == every.max():
+    values = np.array([reward for group in rewards.values() for reward in group])
+    if not len(values) or values.min() == values.max():
         raise Refused(
-            f"agro race: {store.path}: expected responses of different rewards, got {len(every)} rewards"
-            + (f", all {every[0]:g}" if len(every) else "")
+            f"agro race: {store.path}: expected responses of different rewards, got {len(values)} rewards"
+            + (f", all {values[0]:g}" if len(values) else "")
             + ". What to do: score them (agro score), or imitate all (agro train sft)"
         )
-    is_right_or_wrong = len(np.unique(every)) == 2
-    least = float(every.max() if is_right_or_wrong else np.quantile(every, 0.75))
-    good = sum(max(group) >= least for group in rewards.values())
-    imitated = Candidate("imitation", "sft", (f"data.min_reward={least!r}",), good)
+    is_right_or_wrong = len(np.unique(values)) == 2
+    threshold = float(values.max() if is_right_or_wrong else np.quantile(values, 0.75))
+    good = sum(max(group) >= threshold for group in rewards.values())
+    imitated = Candidate("imitation", "sft", (f"data.min_reward={threshold!r}",), good)
     if kind == "feedback":
-        middle = float(every.min() + every.max()) / 2
+        middle = float(values.min() + values.max()) / 2
         dro = Candidate("dro", "dro", ("data.replay=1",), len(rewards))
         kto = Candidate("kto", "kto", (f"objective.threshold={middle!r}",), len(rewards))
         return [Candidate("feedback", "feedback", (), len(rewards)), imitated, dro, kto]
@@ -385,12 +384,12 @@ def _of_rewards(store: Store, config: RunConfig, kind: str) -> list[Candidate]:
 
 
 def settings_of(
-    candidate: Candidate, recipe: str, default: RunConfig, overrides: Sequence[str], own: Sequence[str]
+    candidate: Candidate, recipe: str, default: RunConfig, overrides: Sequence[str], changes: Sequence[str]
 ) -> RunConfig:
-    """The configuration of a candidate, with groups, warm-up, schedule and lengths as of `default`.
+    """Build a candidate's configuration, with groups, warm-up, schedule and lengths from `default`.
 
-    `overrides`: the user's; options of the objective are for `recipe`, the default one. `own`: changes that
-    the race makes, such as the rate and the steps.
+    `overrides`: the user's; options of the objective apply to the default `recipe` only. `changes`: those of
+    the race, such as the rate and the steps.
     """
     train = default.train
     groups = train.groups if candidate.prompts is None else min(train.groups, max(candidate.prompts, 1))
@@ -404,10 +403,10 @@ def settings_of(
     ]
     if candidate.prompts is not None and default.data.group_size is not None:
         same.append(f"data.group_size={default.data.group_size}")
-    theirs = [item for item in overrides if candidate.recipe == recipe or not item.startswith("objective.")]
-    changes = [*same, *theirs, *candidate.changes, f"train.groups={groups}", *own]
-    config = RunConfig.load(candidate.recipe, changes)
+    user = [item for item in overrides if candidate.recipe == recipe or not item.startswith("objective.")]
+    items = [*same, *user, *candidate.changes, f"train.groups={groups}", *changes]
+    config = RunConfig.load(candidate.recipe, items)
     caches = config.data.replay == 1 and any(REF_LOGP in phase.needs for phase in Phase.all(config))
     if not caches or config.policy.cache_reference:
         return config
-    return RunConfig.load(candidate.recipe, [*changes, "policy.cache_reference=true"])
+    return RunConfig.load(candidate.recipe, [*items, "policy.cache_reference=true"])

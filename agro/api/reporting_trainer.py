@@ -1,4 +1,4 @@
-"""The trainer of `agro train` and `agro.Trainer`: a run, what it would do, and what people read of it."""
+"""The trainer of `agro train` and `agro.Trainer`: it runs, forecasts a run, and reports its result."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from agro.store.location import exists
 from agro.train.process_group import rank, world_size
 from agro.train.trainer import BaseTrainer, notes
 
-SHOWN, LONGEST = 2, 160  # prompts on the terminal, and characters of a text
+SHOWN, LONGEST = 2, 160  # prompts shown on the terminal, and characters of each text
 
 
 class Trainer(BaseTrainer):
-    """Train as `config` says, in the run folder `out`, and write page and cards; see `BaseTrainer`."""
+    """Train by `config` in the run folder `out`, and write the page and the cards; see `BaseTrainer`."""
 
-    forecasts = True  # whether the time of a large model's run is measured and said before its first step
+    forecasts = True  # whether to measure and report the time of a large model's run before its first step
 
     def run(self) -> Path:
         """Run to the end and return the run folder. Raises `Refused` before any compute for invalid data."""
@@ -39,14 +39,14 @@ class Trainer(BaseTrainer):
         return folder
 
     def plan(self) -> dict[str, Any]:
-        """What `run` would do. All is loaded and checked, and nothing written; see `agro.api.plan`."""
+        """Forecast `run`: load and check everything, and write nothing; see `agro.api.plan`."""
         with self.loaded() as machine:
             report = plan(self.config, machine)
             return {**report, "notes": [*self.notes, *notes(machine.policy, self.prompts, self.config)]}
 
     @contextmanager
     def loaded(self) -> Iterator[Machine]:
-        """What a plan measures. All is checked as for a run."""
+        """Yield the loaded run for a plan to measure, checked as for training."""
         print("loading, checking and measuring", file=sys.stderr, flush=True)
         self._prepare()
         path = self.location
@@ -59,26 +59,26 @@ class Trainer(BaseTrainer):
             yield Machine(policy, reference, self.prompts, self.eval_prompts, store)
 
     def _train(self) -> None:
-        """Say what the run takes, where its model is so large that the first step may last."""
+        """Report the run's time first if its model is so large that the first step may be slow."""
         is_alone = world_size() == 1
         if self.forecasts and not self.resume and is_alone and parameters(self.policy.model) >= LARGE:
-            held = (self.prompts, self.eval_prompts, self.store)
-            self.activity.say(time_line(plan(self.config, Machine(self.policy, self.reference, *held))))
+            data = (self.prompts, self.eval_prompts, self.store)
+            self.activity.say(time_line(plan(self.config, Machine(self.policy, self.reference, *data))))
         super()._train()
 
 
 def present(folder: Path, train: TrainConfig, say: Callable[[str], None]) -> bool:
-    """What was wrong, where the run was best, page, cards and upload.
+    """Report problems and the best step, write the page and the cards, and upload the model.
 
-    A page that fails doesn't keep back the others; then its error is raised. Returns whether the run ended
-    well: without a problem that is more important than its numbers.
+    If the page fails, the others follow and then its error is raised. Returns whether the run ended well:
+    without a problem that makes its numbers meaningless.
     """
     ended_well, failure = False, None
     with writing(folder):
         try:
             ended_well = summarize(load_run(folder), say)
             report(folder)
-        except Exception as error:  # noqa: BLE001 whatever it is, cards and upload follow, then it is raised
+        except Exception as error:  # noqa: BLE001 cards and upload follow, then it is raised
             failure = error
         write_cards(folder)
         address = push(folder / "model", train)
@@ -91,7 +91,7 @@ def present(folder: Path, train: TrainConfig, say: Callable[[str], None]) -> boo
 
 
 def summarize(run: RunData, say: Callable[[str], None]) -> bool:
-    """The problems, whether the model got better, and the best measurement.
+    """Report the problems, whether the model improved, and the best measurement.
 
     Returns whether no problem contradicts the measurement.
     """
@@ -103,5 +103,5 @@ def summarize(run: RunData, say: Callable[[str], None]) -> bool:
     if shown is not None:
         say("\n".join([shown.about, *short_text(shown, SHOWN, LONGEST)]))
     if outcome is not None:
-        say(outcome.text if ended_well else f"measured all the same: {outcome.text}")
+        say(outcome.text if ended_well else f"measured nevertheless: {outcome.text}")
     return ended_well

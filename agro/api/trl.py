@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer with the objective `agro`: ½ Var of r − β log π/π_ref over each prompt's completions.
 
-Read in TRL 1.16.0. Sampling, rewards, the reference and the optimizer stay TRL's. The gradient of a
+Written for TRL 1.16.0. Sampling, rewards, the reference and the optimizer stay TRL's. The gradient of a
 completion depends on the current log-probs of its complete group, so micro-batches hold complete groups.
 Unlike in TRL, completions aren't shuffled.
 """
@@ -22,7 +22,7 @@ from agro.types import Batch
 
 
 class AGROTrainer(GRPOTrainer):
-    """`trl.GRPOTrainer` with AGRO's loss (arXiv 2503.19612, eq. 4, divided by β), and its arguments.
+    """`trl.GRPOTrainer`, and its arguments, with AGRO's loss (arXiv 2503.19612, eq. 4, divided by β).
 
     `args.beta` is β, in units of reward per nat of log π/π_ref of a completion; 0 is RLOO.
     `args.scale_rewards` must be "none", and `args.per_device_train_batch_size` a multiple of
@@ -30,8 +30,8 @@ class AGROTrainer(GRPOTrainer):
     Log-probs are at `args.temperature`. Of TRL's metrics `entropy` and `clip_ratio` are missing, and `kl` is
     the mean of log π/π_ref per completion, in nats; `consistency` is the loss.
 
-    Raises `Refused` for an argument that changes GRPO's loss and has no equal in AGRO's, for micro-batches
-    that cut a group, and for a reward that is known in only part of a group.
+    Raises `Refused` for an argument that changes GRPO's loss and has no counterpart in AGRO's, for
+    micro-batches that split a group, and for a reward that is known in only part of a group.
     """
 
     _tag_names = ("trl", "agro")
@@ -53,7 +53,7 @@ class AGROTrainer(GRPOTrainer):
         check_model(self)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """As TRL's, but in the order of the prompts, so that groups stay together."""
+        """Like TRL's, but in the order of the prompts, so that groups stay together."""
         if not self.model.training:
             return self._generate_and_score_completions(generation_batch)
         count = self.args.steps_per_generation
@@ -69,7 +69,7 @@ class AGROTrainer(GRPOTrainer):
         return {**output, "reward": self._reward_N[start : start + len(inputs)]}
 
     def _calculate_rewards(self, *arguments: Any) -> Tensor:
-        """[N,F] rewards of all processes. Keeps their weighted sum, NaN where no function gave one."""
+        """Return all processes' rewards [N,F]. Store their weighted sum, NaN if no function returned one."""
         reward_NF: Tensor = super()._calculate_rewards(*arguments)
         n = self._group_size()
         unknown_GnF = reward_NF.isnan().view(-1, n, reward_NF.shape[1])
@@ -88,7 +88,7 @@ class AGROTrainer(GRPOTrainer):
         return int(self.num_generations if self.model.training else self.num_generations_eval)
 
     def _logp(self, model: Any, part: Mapping[str, Tensor]) -> Tensor:
-        """[B,T] log-probs of the completions' tokens."""
+        """Return the [B,T] log-probs of the completions' tokens."""
         tokens_BS = torch.cat([part["prompt_ids"], part["completion_ids"]], 1)
         mask_BS = torch.cat([part["prompt_mask"], part["completion_mask"]], 1)
         length = part["completion_ids"].shape[1]
@@ -96,7 +96,7 @@ class AGROTrainer(GRPOTrainer):
         return logp_BT
 
     def _gradient(self, part: Mapping[str, Tensor], logp_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss over complete groups, and its gradient [B,T] by the log-probs."""
+        """Return the loss over complete groups, and its [B,T] gradient with respect to the log-probs."""
         n, B = self._group_size(), len(logp_BT)
         if B % n:
             raise Refused(f"per_device_eval_batch_size: expected a multiple of {n} generations, got {B} rows")
@@ -106,12 +106,12 @@ class AGROTrainer(GRPOTrainer):
             group=[row // n for row in range(B)],
             ref_logp=_after_prompt(part["ref_per_token_logps"]) if self.beta else None,
         )
-        with torch.enable_grad():  # of the objective alone, in evaluation too
+        with torch.enable_grad():  # for the objective alone, in evaluation too
             result = evaluate("agro", _after_prompt(logp_BT.double()), batch, beta=self.beta, **self.options)
         return logp_BT.new_tensor(result.loss), result.grad[:, 1:]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """The loss, with the gradient Σ g ∂logp/∂θ, g = d loss / d logp over complete groups."""
+        """Return the loss, with the gradient Σ g ∂logp/∂θ, g = d loss / d logp over complete groups."""
         logp_BT = self._logp(model, inputs)
         value, gradient_BT = self._gradient(inputs, logp_BT.detach())
         surrogate = (gradient_BT * logp_BT.double()).sum()
@@ -125,10 +125,10 @@ class AGROTrainer(GRPOTrainer):
 
 
 def _mask(part: Mapping[str, Tensor]) -> Tensor:
-    """[B,T] the completions' tokens to learn from: those of tools are not."""
+    """Return the [B,T] mask of the completions' tokens to learn from, without tool output."""
     return part["completion_mask"] * part.get("tool_mask", part["completion_mask"])
 
 
 def _after_prompt(x_BT: Tensor) -> Tensor:
-    """[B,T+1] with a column of zeros in the place of the prompt: a batch's first token has no log-prob."""
+    """Prepend a column of zeros, [B,T+1], for the prompt: a batch's first token has no log-prob."""
     return torch.nn.functional.pad(x_BT, (1, 0))

@@ -1,4 +1,4 @@
-"""Which of TRL's arguments AGROTrainer refuses, with what to do instead. Read in TRL 1.16.0."""
+"""The TRL arguments that AGROTrainer refuses, and what to do instead. Written for TRL 1.16.0."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agro.objectives import get
 
 RATIOS = "AGRO has no importance ratios and no clipping"
 ENTROPY = "AGRO's loss has no entropy term"
-# Arguments of GRPO's loss without an equal in AGRO's. They must have TRL's default.
-WITHOUT_EQUAL = {
+# Arguments of GRPO's loss without a counterpart in AGRO's. They must keep TRL's default.
+WITHOUT_COUNTERPART = {
     "loss_type": "AGROTrainer has one loss; options={'average': 'token'} takes means over tokens",
     "multi_objective_aggregation": "the reward is the weighted sum, by reward_weights",
     "mask_truncated_completions": "leaving completions out changes their group; reward them lower instead",
@@ -29,7 +29,7 @@ WITHOUT_EQUAL = {
 
 
 def check_arguments(args: Any, options: Mapping[str, Any]) -> None:
-    """Raise `Refused` for arguments that AGRO's loss has no equal of, and for other options than its own."""
+    """Raise `Refused` for arguments without a counterpart in AGRO's loss, and for unknown options."""
     if args is None or args.scale_rewards != "none":
         got = "no args" if args is None else repr(args.scale_rewards)
         raise Refused(
@@ -37,7 +37,7 @@ def check_arguments(args: Any, options: Mapping[str, Any]) -> None:
             "by its group's spread has another optimum. What to do: GRPOConfig(scale_rewards='none', beta=…)"
         )
     defaults = {field.name: field.default for field in fields(args)}
-    for name, advice in WITHOUT_EQUAL.items():
+    for name, advice in WITHOUT_COUNTERPART.items():
         value = getattr(args, name)
         if value != defaults[name]:
             raise Refused(f"{name}: expected TRL's default {defaults[name]!r}, got {value!r}: {advice}")
@@ -54,7 +54,7 @@ def check_arguments(args: Any, options: Mapping[str, Any]) -> None:
     if size % n:
         raise Refused(
             f"per_device_train_batch_size: expected a multiple of num_generations = {n}, since a gradient "
-            f"is of a complete group, got {size}"
+            f"needs complete groups, got {size}"
         )
 
 
@@ -62,10 +62,10 @@ def check_model(trainer: Any) -> None:
     """Raise `Refused` for a model whose loss has other terms, or whose log-probs are random."""
     if trainer._is_vlm:
         raise Refused(
-            "processing_class: expected a tokenizer, got a processor of images: AGROTrainer is of text"
+            "processing_class: expected a tokenizer, got an image processor: AGROTrainer trains on text"
         )
     if trainer.aux_loss_enabled:
-        raise Refused("router_aux_loss_coef: expected 0.0: AGRO's loss has no term of the router")
+        raise Refused("router_aux_loss_coef: expected 0.0: AGRO's loss has no router term")
     for name, module in trainer.model.named_modules():
         values = {"p": module.p} if isinstance(module, nn.Dropout) else vars(module)
         for key, value in values.items():

@@ -1,13 +1,13 @@
-"""AGRO's residual as an advantage in verl. Read in verl 0.9.1.
+"""AGRO's residual as an advantage in verl. Written for verl 0.9.1.
 
 Importing this module registers the estimator, so that `algorithm.adv_estimator=agro` finds it. With
 VERL_USE_EXTERNAL_MODULES=agro.api.verl in the environment, verl imports it in every process.
 
 AGRO's gradient (arXiv 2503.19612, eq. 4, divided by β) is −(1/n) Σ_i (R_i − R̄_{-i}) ∇log π(y_i), with
-R = r − β log π/π_ref at the current policy and R̄_{-i} the mean of the others of its prompt. That is a policy
-gradient whose advantage is R_i − R̄_{-i}, the same for all tokens of a response. verl computes advantages once
-for a batch, so this is exact, for responses of any origin, in the one update after that. In later updates on
-the batch π has moved, and both R and verl's importance ratios are of another loss: `check` refuses them.
+R = r − β log π/π_ref at the current policy and R̄_{-i} the mean over its prompt's other responses. That is a
+policy gradient with advantage R_i − R̄_{-i} at every token of a response. verl computes advantages once per
+batch, so the first update on it is exact, for responses of any origin. By later updates on the same batch π
+has moved, and both R and verl's importance ratios belong to another loss: `check` refuses them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from agro.errors import Refused
 NAME = "agro"
 KL_IN_REWARD = "verl subtracts β log π/π_ref, token by token, from the rewards"
 CORRECTION = "it would weight or drop responses, or take log-probs that aren't the current policy's"
-# Settings of verl's configuration under which the update is AGRO's; the values that are allowed.
+# Settings of verl's configuration under which the update is AGRO's: allowed values, and the reason.
 ALGORITHM = {
     "use_kl_in_reward": ((True,), f"{KL_IN_REWARD}; β is algorithm.kl_ctrl.kl_coef"),
-    "kl_penalty": (("kl", "k1"), "the others aren't the log-ratio"),
+    "kl_penalty": (("kl", "k1"), "other penalties aren't the log-ratio"),
     "rollout_correction.rollout_is": ((None,), CORRECTION),
     "rollout_correction.rollout_rs": ((None,), CORRECTION),
     "rollout_correction.bypass_mode": ((None, False), CORRECTION),
 }
 ACTOR = {
-    "ppo_epochs": ((1,), "advantages are of the policy before the first update"),
+    "ppo_epochs": ((1,), "advantages belong to the policy before the first update"),
     "loss_agg_mode": (("seq-mean-token-sum",), "the gradient is of log π of the complete response"),
     "policy_loss.loss_mode": (("vanilla", "gpg"), "the loss is −advantage · ∇log π in the first update"),
     "use_kl_loss": ((False,), "β log π/π_ref is in the advantage already"),
@@ -45,16 +45,16 @@ ACTOR = {
 def residual_advantage(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any, config: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """R_i − R̄_{-i} at the tokens of response i, and the same as its return.
+    """Return R_i − R̄_{-i} at the tokens of response i, as advantage and as return.
 
     Args:
-        token_level_rewards: [B,T] rewards less β log π/π_ref of each token, which sum to R.
-        response_mask: [B,T] the policy's tokens.
+        token_level_rewards: [B,T] rewards minus β log π/π_ref of each token, which sum to R.
+        response_mask: [B,T] mask of the policy's tokens.
         index: [B] the prompt of each response.
         config: verl's `algorithm` section.
 
-    Raises `Refused` for settings of `config` under which this isn't AGRO's, for prompts with one response or
-    with different numbers of them, and for rewards that aren't finite.
+    Raises `Refused` for settings of `config` under which the update isn't AGRO's, for prompts with one
+    response or with different numbers of responses, and for non-finite rewards.
     """
     if config is None:
         raise Refused(
@@ -83,10 +83,10 @@ def residual_advantage(
 
 
 def check(config: Any) -> None:
-    """Raise `Refused` where a run with verl's complete configuration isn't AGRO's.
+    """Raise `Refused` if a run with verl's complete configuration doesn't perform AGRO's update.
 
-    The estimator sees the `algorithm` section alone. Call this before a run, for the sections of the actor
-    and of the data too.
+    The estimator sees the `algorithm` section alone. Call this before a run to check the actor's and the
+    data's sections too.
     """
     estimator = _value(config, "algorithm.adv_estimator")
     if estimator != NAME:
@@ -97,8 +97,8 @@ def check(config: Any) -> None:
     batch, update = _value(config, "data.train_batch_size"), _value(config, f"{actor}.ppo_mini_batch_size")
     if batch != update:
         raise Refused(
-            f"{actor}.ppo_mini_batch_size: expected data.train_batch_size = {batch}, one update a batch, got "
-            f"{update}: advantages are of the policy before the first update"
+            f"{actor}.ppo_mini_batch_size: expected data.train_batch_size = {batch}, one update per batch, "
+            f"got {update}: advantages belong to the policy before the first update"
         )
 
 
@@ -111,7 +111,7 @@ def _check(section: str, config: Any, allowed: Mapping[str, tuple[tuple[Any, ...
 
 
 def _value(config: Any, key: str) -> Any:
-    """The value under a dotted key; None where a section isn't there."""
+    """Return the value under a dotted key; None if a section is missing."""
     for name in key.split("."):
         config = None if config is None else config.get(name, None)
     return config

@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
 
 
 def main() -> None:
-    arguments = sys.argv[1:]  # two answers at once: Typer takes longer to import than Python to start
+    arguments = sys.argv[1:]  # answered without Typer, whose import takes longer than Python's start
     if arguments == ["--help"]:
         print(overview(), end="")
         return
@@ -35,11 +35,9 @@ def main() -> None:
         print(f"agro-rl {__version__}")
         return
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # for module:NAME of the user's, as `python -m agro` has it
+        sys.path.insert(0, os.getcwd())  # for the user's module:NAME, as with `python -m agro`
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(
-            stream, io.TextIOWrapper
-        ):  # half of a surrogate pair in a user's text is printed escaped
+        if isinstance(stream, io.TextIOWrapper):  # print lone surrogates in a user's text escaped
             stream.reconfigure(errors="backslashreplace")
     from agro.cli import program
     from agro.io.plugins import defer

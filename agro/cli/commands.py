@@ -1,6 +1,6 @@
-"""The commands by name: where each is, what it does, an example, and its page of the guide.
+"""The table of commands: each one's function, summary, example and page of the guide.
 
-It imports nothing of agro, so that `agro --help` needs no command's module.
+This module imports nothing of agro, so that `agro --help` loads no command's module.
 """
 
 import re
@@ -14,7 +14,7 @@ class CommandEntry(NamedTuple):
     home: str  # module:function in agro.cli
     page: str  # in docs/
     summary: str
-    example: str  # of its arguments
+    example: str  # arguments of an example call
 
 
 TEXT = (Path(__file__).parent / "commands.txt").read_text(encoding="utf-8")
@@ -41,15 +41,15 @@ OPTIONS = """Options:
   --version             The version of agro-rl.
   --install-completion  Install completion for the current shell.
   --show-completion     Print the completion, to copy it or change it.
-  --help                This text; agro COMMAND --help has the options of a
-                        command, an example and its page of the guide.
+  --help                Print this text; agro COMMAND --help prints a command's
+                        options, an example and its page of the guide.
 """
 WIDTH = 80
 INDENT = 14  # the longest name, two spaces on either side
 
 
 def overview() -> str:
-    """What `agro --help` prints."""
+    """Return the text that `agro --help` prints."""
     parts = [USAGE]
     for title, entries in GROUPS.items():
         lines = [f"{title}:"]

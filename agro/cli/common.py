@@ -1,4 +1,4 @@
-"""What commands share: exit codes, common options, parsing of KEY=VALUE, lists for a terminal."""
+"""Shared parts of commands: exit codes, common options, parsing of KEY=VALUE, lists for a terminal."""
 
 from __future__ import annotations
 
@@ -27,50 +27,48 @@ if TYPE_CHECKING:
     from agro.store import Store
 
 P = ParamSpec("P")
-TURNS, LONGEST = 8, 256  # of an episode, and tokens of a response, where nothing else is said
+TURNS, LONGEST = 8, 256  # default limits: turns per episode, tokens per response
 
-# Options that several commands have, by the names of parameters without an annotation of typer's. The Args of
-# a command may have another help.
+# Options of several commands, by the name of a parameter without a Typer annotation. The Args of a command
+# may replace the help.
 SHARED = {
-    "as_json": typer.Option("--json", help="One JSON document on stdout, nothing else."),
+    "as_json": typer.Option("--json", help="Print one JSON document on stdout, and nothing else."),
     "environment": typer.Option(
-        "--environment", help="Episodes: verifiers:ENV_ID, module:Class or file.py:Class."
+        "--environment", help="Environment of the episodes: verifiers:ENV_ID, module:Class or file.py:Class."
     ),
-    "host": typer.Option("--host", help="The address to listen at; 0.0.0.0: all."),
+    "host": typer.Option("--host", help="Address to listen on; 0.0.0.0: all."),
     "keep_days": typer.Option(
-        "--keep-days", min=1, help="Delete what was answered more days ago, at start and daily."
+        "--keep-days", min=1, help="Delete answers older than this, at the start and daily."
     ),
     "keep_secrets": typer.Option(
-        "--keep-secrets", help="Store keys and e-mail addresses too; they are redacted else."
+        "--keep-secrets", help="Store keys and e-mail addresses, which are redacted by default."
     ),
-    "max_new": typer.Option("--max-new", min=1, help=f"Tokens a response at most; the run's, or {LONGEST}."),
-    "max_turns": typer.Option(
-        "--max-turns", min=1, metavar="N", help=f"Turns of an episode at most; {TURNS}."
-    ),
-    "n": typer.Option("-n", "--responses", min=1, help="Responses a prompt."),
+    "max_new": typer.Option("--max-new", min=1, help=f"Most tokens per response; the run's, or {LONGEST}."),
+    "max_turns": typer.Option("--max-turns", min=1, metavar="N", help=f"Most turns per episode; {TURNS}."),
+    "n": typer.Option("-n", "--responses", min=1, help="Responses per prompt."),
     "option": typer.Option(
         "--option", help="KEY=VALUE of the reward, such as marker='####'; may be repeated."
     ),
     "policy": typer.Option(
         "--policy", help="KEY=VALUE of [policy], such as chat.wrap=true; may be repeated."
     ),
-    "port": typer.Option("--port", min=0, help="0: a free one."),
+    "port": typer.Option("--port", min=0, help="Port to listen on; 0: any free one."),
     "redact_pattern": typer.Option(
-        "--redact-pattern", help="Redact what this regular expression matches; may be repeated."
+        "--redact-pattern", help="Redact matches of this regular expression; may be repeated."
     ),
     "reward": typer.Option("--reward", help="exact, regex, math, module:function or file.py:function."),
-    "seed": typer.Option("--seed", min=0, help="Of the random numbers."),
-    "store": typer.Option("--store", help="Where every answered call goes, before its end is sent."),
-    "temperature": typer.Option("--temperature", min=0.0, help="Of the model's distribution."),
-    "timeout": typer.Option("--timeout", min=0.1, help="Seconds that an answer may take."),
+    "seed": typer.Option("--seed", min=0, help="Random seed."),
+    "store": typer.Option("--store", help="Store every answered call here, before its end is sent."),
+    "temperature": typer.Option("--temperature", min=0.0, help="Sampling temperature."),
+    "timeout": typer.Option("--timeout", min=0.1, help="Time limit of an answer, in seconds."),
     "workers": typer.Option(
-        "--workers", min=1, metavar="N", help="Processes that read records, beside this one that stores them."
+        "--workers", min=1, metavar="N", help="Processes that read records; this one stores them."
     ),
 }
 
 
 class Command(TyperCommand):
-    """Shows the types of values only: a flag has none."""
+    """A command whose help shows no type for a flag."""
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)
@@ -80,24 +78,24 @@ class Command(TyperCommand):
         return params
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """An option that takes one value is given once: the last one wouldn't tell of those before."""
+        """Refuse a repeated single-value option, whose earlier values would be lost silently."""
         if not ctx.resilient_parsing:
             _, _, order = self.make_parser(ctx).parse_args(args=list(args))
             for param, times in Counter(order).items():
                 takes_one = not (param.multiple or getattr(param, "is_flag", False) or param.nargs != 1)
                 if times > 1 and takes_one:
-                    ctx.fail(f"{param.opts[0]} is given {times} times; it takes one value")
+                    ctx.fail(f"{param.opts[0]} is set {times} times; it takes one value")
         return super().parse_args(ctx, args)
 
 
-_NO_PATH = {  # what is given for a path can't be one, or nothing can be there
+_NO_PATH = {  # errors of a path that is invalid or inaccessible
     *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.ENOENT, errno.EEXIST, errno.EISDIR),
     *(errno.EACCES, errno.EPERM, errno.EROFS),
 }
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """Exit with 2 and a message for a user's mistake, and with 130 when interrupted; without a traceback."""
+    """Exit with 2 and a message on a user's mistake, with 130 on an interrupt, without a traceback."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -111,7 +109,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             except OSError as error:
                 if error.filename is None or error.errno not in _NO_PATH:
                     raise
-                end(2, f"agro: {error.filename}: {error.strerror}; give another path")
+                end(2, f"agro: {error.filename}: {error.strerror}; use another path")
             except KeyboardInterrupt:
                 end(130, "agro: interrupted")
             except Interrupted:
@@ -127,39 +125,39 @@ def end(code: int, message: str) -> NoReturn:
 
 
 def answer(document: Any, text: str, as_json: bool) -> None:
-    """The one JSON document of a command, or its text."""
+    """Print a command's JSON document, or its text."""
     print(json.dumps(document, ensure_ascii=False, allow_nan=False) if as_json else text)
 
 
-def given(context: typer.Context) -> list[str]:
-    """The options and arguments that the command line has."""
+def passed_options(context: typer.Context) -> list[str]:
+    """List the options and arguments that the command line sets."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
 
 
 def leave_out(context: typer.Context, reason: str, wrong: Collection[str]) -> None:
-    """Refuse options that were given and don't go with another one."""
+    """Refuse options that are incompatible with another one."""
     flags = [param.opts[0] for param in context.command.params if param.name in wrong]
     if flags:
         raise Refused(f"{reason}: leave out {', '.join(flags)}")
 
 
 def terminal() -> Console:
-    """stdout for texts of any origin: nothing in them is markup."""
+    """Return a console on stdout that treats no text as markup."""
     from rich.console import Console
 
     from agro.io.terminal import drawn, visible
 
     class Visible(Console):
-        def print(self, *objects: Any, **how: Any) -> None:
-            super().print(*(visible(text) if isinstance(text, str) else text for text in objects), **how)
+        def print(self, *objects: Any, **settings: Any) -> None:
+            super().print(*(visible(text) if isinstance(text, str) else text for text in objects), **settings)
 
     return Visible(file=drawn(sys.stdout), markup=False, highlight=False, emoji=False)
 
 
 def show_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, wrap_names: bool = False) -> Console:
-    """Print rows; the terminal for what follows. No cell is cut: cells are folded, and so is the first
-    column, of names, where `wrap_names`."""
+    """Print a table, and return its console. Cells are folded, never cut; the first column, of names, only if
+    `wrap_names`."""
     from rich.table import Table
 
     from agro.io.terminal import visible
@@ -177,9 +175,9 @@ def show_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, wrap_nam
 def policy_config(
     model: str, settings: list[str] | None, base: config.PolicyConfig | None = None
 ) -> config.PolicyConfig:
-    """[policy] with this model and these settings. What neither says is as in `base`.
+    """Build [policy] from this model and these settings, and from `base` for everything else.
 
-    Of a checkpoint it is that of its run, which the weights are put into.
+    A checkpoint's weights need its run's [policy], which replaces `base`.
     """
     from agro.config import RunConfig, override
 
@@ -201,13 +199,13 @@ def pairs(items: list[str] | None, flag: str, form: str) -> dict[str, str]:
         if not (key and eq and value):
             raise Refused(f"{flag} {item!r}: expected {form}")
         if key in parsed:
-            raise Refused(f"{flag}: {key} is given twice")
+            raise Refused(f"{flag}: {key} is set twice")
         parsed[key] = value
     return parsed
 
 
 def options(items: list[str] | None) -> dict[str, Any]:
-    """KEY=VALUE with a value as of `agro.config.parse`."""
+    """Parse KEY=VALUE, with values as for `agro.config.parse`."""
     from agro.config import check_values, parse
 
     raw_values = pairs(items, "--option", "KEY=VALUE")
@@ -218,12 +216,12 @@ def options(items: list[str] | None) -> dict[str, Any]:
 
 @contextmanager
 def opened_log(path: Path) -> Iterator[Store]:
-    """The store at `path`, or one in a temporary folder with what the log there has."""
+    """Open the store at `path`, or import the log there into a temporary one."""
     from agro.logs.importing import import_files
     from agro.store import Store
     from agro.store.location import is_store
 
-    if is_store(path) or not path.exists():  # it refuses what doesn't exist
+    if is_store(path) or not path.exists():  # it refuses a missing path
         with Store.open(path, read_only=True) as store:
             yield store
         return
@@ -234,7 +232,7 @@ def opened_log(path: Path) -> Iterator[Store]:
             if "--map" not in str(error):
                 raise
             raise Refused(
-                f"{error}\nWhat to do: agro import with these options, then give the store"
+                f"{error}\nWhat to do: agro import with these options, then use the store"
             ) from None
         yield store
 
@@ -244,7 +242,7 @@ def width() -> int:
 
 
 def paragraph(text: str, indent: int = 0, hanging: int = 0) -> list[str]:
-    """Text in lines, all but the first with `hanging` more spaces before them."""
+    """Wrap text, indenting all lines but the first by `hanging` more spaces."""
     lead = " " * indent
     return textwrap.wrap(
         text,
@@ -256,5 +254,5 @@ def paragraph(text: str, indent: int = 0, hanging: int = 0) -> list[str]:
 
 
 def names(title: str, listed: Iterable[str]) -> list[str]:
-    """A title, and names side by side."""
+    """Return a title, and names side by side."""
     return [title, *paragraph("  ".join(name.replace(" ", "\u00a0") for name in listed), 2)]

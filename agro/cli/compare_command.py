@@ -1,4 +1,4 @@
-"""`agro compare`: is B better than A, on the same prompts? Of runs their curves too."""
+"""`agro compare`: compare results on the same prompts, and the curves of runs."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def compare(
 ) -> None:
     """Args:
     results: Runs, stores, files of agro eval --out, samples of lm-evaluation-harness, lighteval or
-        Inspect (a file, or the folder of several tasks), other logs; with --prompts models. Each other
-        one is compared with the first. Of runs those that differ in their seed alone are one line.
-    metric: Of runs a number of metrics.jsonl, or else held-out reward; of a harness's one, such as
-        exact_match,strict-match, or else the first that both have.
-    prompts: A set of prompts, which the models (of runs: theirs) answer; again for each set.
-    out: The folder of compare.html, and where all are runs of compare.png, .svg, .pdf and .csv.
+        Inspect (a file, or the folder of several tasks), other logs; with --prompts also models. Each is
+        compared with the first. Runs that differ only in their seed form one line.
+    metric: For runs, a metric of metrics.jsonl (default: held-out reward); for a harness, one of its
+        metrics, such as exact_match,strict-match (default: the first that both have).
+    prompts: A set of prompts for the models, or the runs' models, to answer; may be repeated.
+    out: The folder of compare.html, and for runs of compare.png, .svg, .pdf and .csv.
     """
-    from agro.pages.run import compare as pages  # here: it imports what draws
+    from agro.pages.run import compare as pages  # here: it imports matplotlib
 
     paths = [Path(name) for name in results]
     if prompts is None and all(is_run(path) for path in paths):
@@ -54,12 +54,12 @@ def compare(
         for path in [path for path in paths if not url_of(path)]:
             is_model = (path / "config.json").is_file() and not is_run(path)
             if is_model or not path.exists():
-                what = "a model" if is_model else "no such file or folder"
-                raise Refused(f"{path}: {what}: models are compared with --prompts FILE --reward NAME")
+                kind = "a model" if is_model else "no such file or folder"
+                raise Refused(f"{path}: {kind}: models are compared with --prompts FILE --reward NAME")
         sides = [results_at(path) for path in paths]
     else:
         if reward is None:
-            raise Refused("--prompts: expected --reward NAME beside it, which scores the responses")
+            raise Refused("--prompts: expected --reward NAME with it, to score the responses; got none")
         sets, scoring = load_sets(prompts), RewardConfig(name=reward, options=options(option))
         sampling: dict[str, Any] = {"n": n, "temperature": temperature, "max_new": max_new}
         sides = [_answered(name, sets, scoring, policy, seed, **sampling) for name in results]
@@ -74,8 +74,8 @@ def _answered(
     seed: int,
     **sampling: Any,
 ) -> list[Result]:
-    """Of a model, which answers sets of prompts; the result of a run is its model's, and a file or store of
-    responses is read as it is. `sampling`: of `MeasuredModel.sampler`."""
+    """Let a model, or a run's model, answer sets of prompts; read a file or store of responses as it is.
+    `sampling`: arguments of `MeasuredModel.sampler`."""
     from agro.cli.eval_command import Measurement
     from agro.rollout.rollout import EpisodeReward
 
@@ -86,25 +86,25 @@ def _answered(
     subject = MeasuredModel.of(run, model, policy)
     rollout = subject.rollout()
     scoring = reward.model_dump(mode="json", include={"name", "options"})
-    found = []
+    results = []
     with closing(EpisodeReward(load_reward(reward))) as scorer:
         measurement = Measurement(scorer, subject.sampler(**sampling), seed)
         for task, prompts in sets.items():
             measured = measurement.of(rollout, subject.path, prompts)
             if measured.is_unknown:
                 raise Refused(
-                    f"{name}: none of the responses to {task} could be scored: "
+                    f"{name}: no response to {task} could be scored: "
                     f"{measured.errors[0] if measured.errors else 'the reward is unknown'}"
                 )
             rows = [list(map(none_if_nan, row)) for row in measured.rewards.tolist()]
             rewards = dict(zip((p.id for p in prompts), rows, strict=True))
             texts = {prompt.id: prompt.text for prompt in prompts}
-            found.append(Result.of_prompts(name, rewards, texts, task=task, scoring=scoring))
-    return found
+            results.append(Result.of_prompts(name, rewards, texts, task=task, scoring=scoring))
+    return results
 
 
 def _answer(document: dict[str, Any], as_json: bool) -> None:
-    """The document, or what it says of curves and of sets of prompts."""
+    """Print the document, or its curves and its comparisons as text."""
     if not as_json:
         if "lines" in document:
             _say_curves(document)
@@ -130,22 +130,22 @@ def _say_curves(document: dict[str, Any]) -> None:
 
 
 def _say_sets(document: dict[str, Any]) -> None:
-    """One comparison in sentences; of several a table, and the sentences of those that show a difference."""
+    """Print one comparison as sentences, or several as a table with sentences on those that differ."""
     from agro.pages.run.compare import sets_in_words
 
     sets, console = sets_in_words(document), terminal()
     if len(sets) > 1:
         rows = []
-        for found in sets:
-            p = found["row"]["p"]
+        for comparison in sets:
+            p = comparison["row"]["p"]
             shown = "unknown" if p is None else chance(p).removeprefix("p ").removeprefix("= ")
-            rows.append([*found["cells"], shown, found["row"]["verdict"]])
+            rows.append([*comparison["cells"], shown, comparison["row"]["verdict"]])
         titles = ("set", "prompts", "first", "other", "difference", "p", "verdict")
         show_table(titles, rows, wrap_names=True).print(
             f"[…]: 95 % interval of other − first; p: adjusted for {len(sets)} comparisons (Holm)\n"
         )
-    for found in sets:
-        for text in (found["sentence"], *found["notes"]):
+    for comparison in sets:
+        for text in (comparison["sentence"], *comparison["notes"]):
             console.print(text)
     for note in document["not_compared"]:
         console.print(f"Not compared: {note}")

@@ -1,7 +1,7 @@
-"""`agro eval`: accuracy and pass@k of a model, also against the start of its run, by a reward or by people
-who don't know which answer is whose: `--blind`, `--ratings`, and `agro rate`, the same as a page; and before
-the model answers anything, what a log says of it that it didn't write: `--log`. Responses are kept in a store
-as they finish, so that a kill loses few."""
+"""`agro eval`: measure a model's accuracy and pass@k, alone or against the start of its run, by a reward or
+by blind human ratings: `--blind`, `--ratings`, and `agro rate`, the same as a page. `--log` estimates its
+reward from another model's log, without sampling. Responses are stored as they finish, so that a kill loses
+few."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from agro.cli.common import answer, end, given, leave_out, opened_log, options
+from agro.cli.common import answer, end, leave_out, opened_log, options, passed_options
 from agro.cli.run_models import START, MeasuredModel, check_against, environment_of, load_sets
 from agro.config import DataConfig, SamplerConfig
 from agro.errors import Refused
@@ -87,28 +87,28 @@ def eval_(
     as_json: bool = False,
 ) -> None:
     """Args:
-    run: A run: its model, held-out prompts, reward, environment and lengths.
+    run: A run, which provides the model, held-out prompts, reward, environment and lengths.
     model: Folder or hub name of a causal language model, or RUN/checkpoints/step-N.
-    prompts: A set of prompts, and what the reward reads; again for each of several sets.
-    pass_at: The reward from which a response passes; the reward's own maximum.
-    against: start: compare with the run's on the same prompts, paired. Also measures the KL divergence
-        from it.
-    blind: With --against: write the responses of start and result here, to be rated without a reward.
-    ratings: Read such a sheet back, and keep what it says.
-    out: Write rewards and responses here, one prompt a line; of several sets a folder.
-    store: Keep the responses here as they finish: after a kill the same command samples the others.
-    log: Sample nothing: estimate the model's mean reward by a log that it didn't write, whose author's
-        log-probs are known, or say why there is no estimate.
+    prompts: A set of prompts, with the columns that the reward reads; may be repeated.
+    pass_at: The reward from which a response passes. Default: the reward's maximum.
+    against: start: compare with the run's start on the same prompts, paired, and measure the KL
+        divergence from it.
+    blind: With --against: write the responses of start and result to this sheet, for people to rate.
+    ratings: Read a rated sheet back, and store its verdict in the run.
+    out: Write rewards and responses here, one prompt per line; for several sets, to a folder.
+    store: Store the responses here as they finish: after a kill the same command samples the rest.
+    log: Sample nothing: estimate the model's mean reward from another model's log with known log-probs,
+        or say why there is no estimate.
     """
     check_against(against, run)
     if log is not None or ratings is not None:
-        reason, allowed = OF_LOG if log is not None else OF_RATINGS
-        leave_out(context, reason, set(given(context)) - set(allowed))
+        reason, allowed = WITH_LOG if log is not None else WITH_RATINGS
+        leave_out(context, reason, set(passed_options(context)) - set(allowed))
         if log is not None:
             show_by_log(MeasuredModel.of(run, model, policy), log, as_json)
         elif ratings is not None:
             if run is None:
-                raise Refused("--ratings: expected the folder of the run whose answers they are of, got none")
+                raise Refused("--ratings: expected the folder of the run that was rated, got none")
             read_blind(run, ratings, as_json)
         return
     if blind is not None:
@@ -118,19 +118,19 @@ def eval_(
     subject = MeasuredModel.of(run, model, policy).playing(environment_of(environment, max_turns))
     if prompts:
         loaded = zip(load_sets(prompts).items(), prompts, strict=True)
-        sets = [MeasuredSet(name, asked, file=path) for (name, asked), path in loaded]
+        sets = [MeasuredSet(name, contents, file=path) for (name, contents), path in loaded]
     else:
         sets = [MeasuredSet(HELD_OUT, subject.held_out())]
     sampler = subject.sampler(n, temperature, max_new)
     if blind is not None:
-        every = [prompt for measured in sets for prompt in measured.prompts]
-        show_written(write_blind(blind, subject, every, sampler, seed), subject, as_json)
+        all_prompts = [prompt for measured in sets for prompt in measured.prompts]
+        show_written(write_blind(blind, subject, all_prompts, sampler, seed), subject, as_json)
         return
 
     scoring = subject.reward(reward, options(option))
-    kept = None if store is None else url_of(store) or store.absolute()
+    location = None if store is None else url_of(store) or store.absolute()
     with subject.scorer(scoring, reward) as scorer:
-        measurement = Measurement(scorer, sampler, seed, kept)
+        measurement = Measurement(scorer, sampler, seed, location)
         maximum = _measure(sets, subject, measurement, with_start=against is not None)
     _write(sets, out, {"scored_by": scoring.model_dump(include={"name", "options"})})
     configured = None if subject.ran is None else subject.ran.evaluate.pass_at
@@ -140,36 +140,36 @@ def eval_(
         verdict = Verdict.of(load_run(run))
         if verdict.answer != "not measured":
             measured_then = f"before and after, at the run's end: {verdict.sentence}"
-            print(f"{measured_then} To measure both anew: --against start")
+            print(f"{measured_then} To measure both again: --against start")
     if all(measured.result.is_unknown for measured in sets):
-        end(2, "agro: none of the responses could be scored, so nothing was measured")
+        end(2, "agro: no response could be scored, so nothing was measured")
 
 
-OF_NO_SHEET = ("model", "reward", "option", "pass_at", "n", "out", "store")
+NOT_WITH_BLIND = ("model", "reward", "option", "pass_at", "n", "out", "store")
 
 
 def _check_blind(context: typer.Context, sheet: Path, against: str | None) -> None:
-    """Refuse a sheet of one model, options that say nothing about it, and one that would lose ratings."""
+    """Refuse a sheet of one model, options without an effect on it, and overwriting ratings."""
     if against is None:
-        raise Refused("--blind: expected --against start beside it, got none")
-    wrong = [name for name in given(context) if name in OF_NO_SHEET]
+        raise Refused("--blind: expected --against start with it, got none")
+    wrong = [name for name in passed_options(context) if name in NOT_WITH_BLIND]
     leave_out(
         context, "--blind: a sheet has a response of the run's start and of its result, no reward", wrong
     )
     check_free(sheet)
 
 
-# What goes with another option, and why nothing else does.
-OF_RATINGS = (
+# Why an option excludes others, and those that it allows.
+WITH_RATINGS = (
     "--ratings only reads a sheet, with the folder of the run and --json",
     ("run", "against", "ratings", "as_json"),
 )
-OF_LOG = "--log samples and scores nothing", ("run", "model", "policy", "log", "as_json")
+WITH_LOG = "--log samples and scores nothing", ("run", "model", "policy", "log", "as_json")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """How responses are sampled and scored. `store`: where they are kept, if anywhere."""
+    """How to sample and score responses. `store`: where to keep them, if anywhere."""
 
     scorer: EpisodeReward
     sampler: SamplerConfig
@@ -177,8 +177,8 @@ class Measurement:
     store: Location | None = None
 
     def of(self, rollout: Rollout, model: str, prompts: Sequence[Prompt]) -> Heldout:
-        """Of a model; those that the store has already from the same weights, prompts and settings aren't
-        sampled again."""
+        """Measure a model. Responses that the store has from the same weights, prompts and settings are
+        reused."""
         activity, ledger = RunActivity(), ""
         if self.store is not None:
             decides = {
@@ -193,7 +193,7 @@ class Measurement:
         with TemporaryDirectory() as folder, Store.open(self.store or Path(folder) / "eval.db") as store:
             earlier = len(store.experience.find_in_ledger(ledger, range(len(prompts)))) if ledger else 0
             if earlier:
-                print(f"{self.store}: {earlier} responses are there already", file=sys.stderr)
+                print(f"{self.store}: {earlier} responses are stored already", file=sys.stderr)
             task = Task(seed=self.seed, ledger=ledger)
             done = collect(rollout, prompts, self.sampler, store, task, activity=activity)
             activity.close()
@@ -205,7 +205,7 @@ class Measurement:
 
 
 def policy_of(rollout: Rollout) -> Policy:
-    """The model in this process that it samples from."""
+    """Return the model in this process that a rollout samples from."""
     from agro.rollout.engines.hf import HF
 
     assert isinstance(rollout.engine, HF)
@@ -215,10 +215,10 @@ def policy_of(rollout: Rollout) -> Policy:
 def along_samples(
     rollout: Rollout, other: Rollout | None, result: Heldout, temperature: float
 ) -> dict[str, NDArray[np.float64]]:
-    """[M,n] of each response the mean entropy of its tokens' distributions, in nats, and with another model
-    the sum of their exact KL divergences from that, whose mean is the KL of complete responses.
+    """Compute [M,n] per response: the mean entropy of its tokens' distributions, in nats, and with another
+    model the sum of their exact KL divergences from it, whose mean is the KL of complete responses.
 
-    Nothing at another temperature than the policy's own; no KL where the tokens aren't the same.
+    Empty at a temperature other than the policy's; no KL if the tokenizers differ.
     """
     policy = policy_of(rollout)
     if temperature != policy.temperature or any(s.tokens is None for s in result.samples):
@@ -231,18 +231,18 @@ def along_samples(
 
     streams = streams_along(policy, result.samples, want, reference)
     position = {id(sample): i for i, sample in enumerate(result.samples)}
-    found = {}
-    for name, of_sample in streams.items():
-        joined = [np.concatenate([of_sample[position[id(s)]] for s in r]) for r in result.responses]
+    measures = {}
+    for name, rows in streams.items():
+        joined = [np.concatenate([rows[position[id(s)]] for s in r]) for r in result.responses]
         values = [float(x.sum() if name == "kl" else x.mean()) for x in joined]
-        found[name] = np.array(values).reshape(result.rewards.shape)
-    return found
+        measures[name] = np.array(values).reshape(result.rewards.shape)
+    return measures
 
 
 @dataclass
 class MeasuredSet:
-    """A set of prompts, and what was measured on it. `start`: of the model that is compared with; `along`:
-    by name [M,n] what models say of the responses; `seen`: which prompts the run was trained on."""
+    """A set of prompts and its measurements. `start`: result of the model compared with; `along`: [M,n] per
+    response, by name, from `along_samples`; `seen`: which prompts the run was trained on."""
 
     name: str
     prompts: list[Prompt]
@@ -251,10 +251,10 @@ class MeasuredSet:
     along: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     verdict: Verdict | None = None
     seen: Contamination | None = None
-    file: Path | None = None  # that they are of, where one was named
+    file: Path | None = None  # source of the prompts, if one was named
 
     def measure(self, measurement: Measurement, rollout: Rollout, model: str) -> Heldout:
-        """A model's responses. Refuses a prompt that the model can't be asked, with its FILE:LINE."""
+        """Measure a model. Refuses a prompt that the model can't take, with its FILE:LINE."""
         from agro.models.encoding import InvalidSample
 
         try:
@@ -262,8 +262,8 @@ class MeasuredSet:
         except InvalidSample as error:
             named = [prompt.id for prompt in self.prompts if str(error).startswith(f"prompt {prompt.id}:")]
             lines = places([self.file], None, named) if self.file is not None else {}
-            where = "".join(f"{line}: " for line in lines.values())
-            raise Refused(f"{where}{error}. What to do: remove or shorten it") from None
+            position = "".join(f"{line}: " for line in lines.values())
+            raise Refused(f"{position}{error}. What to do: remove or shorten it") from None
 
     def to_json(self, threshold: float | None) -> dict[str, Any]:
         document = {"name": self.name, "prompts": len(self.prompts)}
@@ -278,18 +278,18 @@ class MeasuredSet:
 def _measure(
     sets: list[MeasuredSet], subject: MeasuredModel, measurement: Measurement, *, with_start: bool
 ) -> float | None:
-    """Fill the sets, each compared with its start, where it has one; of several p is adjusted (Holm).
+    """Measure the sets, and compare each with the start if required; several p are adjusted (Holm).
 
-    Returns the largest reward that the reward or the environment gives; None: unknown.
+    Returns the maximum of the reward or the environment; None: unknown.
     """
     rollout, start = subject.rollout(), subject.start() if with_start else None
     for measured in sets:
         measured.result = measured.measure(measurement, rollout, subject.path)
     if start is not None:
-        least, comparisons = (subject.ran.data if subject.ran else DataConfig()).near_copies, []
+        similarity, comparisons = (subject.ran.data if subject.ran else DataConfig()).near_copies, []
         for measured in sets:
             measured.start = measured.measure(measurement, start, f"{START} of {subject.run}")
-            labels = clusters([plain(prompt.text) for prompt in measured.prompts], least).tolist()
+            labels = clusters([plain(prompt.text) for prompt in measured.prompts], similarity).tolist()
             comparisons.append(compare(measured.start.rewards, measured.result.rewards, labels))
         adjusted = holm([comparison.p for comparison in comparisons])
         for measured, comparison, p in zip(sets, comparisons, adjusted):
@@ -303,7 +303,7 @@ def _measure(
 
 
 def _write(sets: list[MeasuredSet], out: Path | None, scored_by: dict[str, Any]) -> None:
-    """What `agro compare` reads: a prompt a line, of several sets in a folder."""
+    """Write files for `agro compare`: one prompt per line, several sets in a folder."""
     for measured in sets if out else ():
         assert out is not None
         path = out if len(sets) == 1 else out / f"{measured.name}.jsonl"
@@ -318,16 +318,16 @@ def _report(
     threshold: float | None,
     as_json: bool,
 ) -> None:
-    """One set stands beside what is common; several are in `sets`."""
+    """Report one set next to the common fields, or several in `sets`."""
     if as_json:
         documents = [measured.to_json(threshold) for measured in sets]
         one = {key: value for key, value in documents[0].items() if key != "name"}
         answer(common | (one if len(sets) == 1 else {"sets": documents}), "", as_json)
         return
     for measured in sets:
-        of = "" if len(sets) == 1 else f"{measured.name}: "
-        asked = f"{len(measured.prompts)} prompts × {common['n']} responses"
-        print(f"{of}{asked} of {common['model']} at temperature {common['temperature']}")
+        prefix = "" if len(sets) == 1 else f"{measured.name}: "
+        size = f"{len(measured.prompts)} prompts × {common['n']} responses"
+        print(f"{prefix}{size} of {common['model']} at temperature {common['temperature']}")
         _show(measured, threshold)
         if measured.verdict is not None:
             print(f"against the start: {measured.verdict.sentence}")
@@ -335,19 +335,19 @@ def _report(
         print(f"p is adjusted for {len(sets)} sets (Holm)")
 
 
-UNITS = {"length": " tokens", "entropy": " nats a token", "kl": " nats a response"}
+UNITS = {"length": " tokens", "entropy": " nats per token", "kl": " nats per response"}
 
 
 def _show(measured: MeasuredSet, threshold: float | None) -> None:
     result = measured.result
-    before = {} if measured.start is None else summary(measured.start, threshold)
+    baseline = {} if measured.start is None else summary(measured.start, threshold)
     for key, row in summary(result, threshold, measured.along).items():
         if isinstance(row, dict):
-            earlier = f", before {_row(before[key])}" if key in before else ""
+            earlier = f", before {_row(baseline[key])}" if key in baseline else ""
             print(f"{key}: {_row(row)}{UNITS.get(key, '')}{earlier}")
     if threshold is None:
         print(
-            "accuracy, pass@k: not measured, since the reward declares no maximum; say --pass-at REWARD, set "
+            "accuracy, pass@k: not measured, since the reward declares no maximum; use --pass-at REWARD, set "
             "evaluate.pass_at, or declare it: `reward.maximum = 1.0` below the function"
         )
     if result.unscored:
@@ -358,14 +358,14 @@ def _show(measured: MeasuredSet, threshold: float | None) -> None:
     for title, choose in (("best", max), ("worst", min)):
         if scored:
             sample = choose(scored, key=lambda s: s.reward or 0.0)
-            said = " → ".join(cut(repr(text), SHOWN) for text in (sample.prompt, sample.response))
-            print(f"{title} (reward {sample.reward:g}): {said}")
+            text = " → ".join(cut(repr(text), SHOWN) for text in (sample.prompt, sample.response))
+            print(f"{title} (reward {sample.reward:g}): {text}")
     if measured.seen is not None:
         print(f"seen in training: {measured.seen.sentence}")
 
 
 def _row(row: dict[str, Any]) -> str:
-    """A value with its interval."""
+    """Format a value with its interval."""
     if row["value"] is None:
         return "unknown"
     text = f"{row['value']:.4f}"
@@ -373,7 +373,7 @@ def _row(row: dict[str, Any]) -> str:
 
 
 def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
-    """What a model would earn by the responses of a log, and how sure that is."""
+    """Report the reward that a log predicts for a model, and the uncertainty."""
     if url_of(path) is None and not path.exists():
         raise Refused(f"--log {path}: no such file")
     from agro.pages.store.measurements import RescoredLog
@@ -394,13 +394,13 @@ def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
     if not obstacle:
         value = value_on_log(scored.logged()).to_json()
     if as_json:
-        about = {"log": str(path), "model": subject.name, "responses": len(scored.responses)}
-        about |= {"dropped": scored.dropped, "seen": None if seen is None else asdict(seen)}
-        answer(about | {"value": value}, "", as_json)
+        report = {"log": str(path), "model": subject.name, "responses": len(scored.responses)}
+        report |= {"dropped": scored.dropped, "seen": None if seen is None else asdict(seen)}
+        answer(report | {"value": value}, "", as_json)
         return
     print(f"{subject.name} by {len(scored.responses)} responses of {path}")
     if scored.dropped:
-        print("dropped: " + ", ".join(f"{count} ({why})" for why, count in scored.dropped.items()))
+        print("dropped: " + ", ".join(f"{count} ({reason})" for reason, count in scored.dropped.items()))
     if seen is not None:
         print(f"seen in training: {seen.sentence}")
     if value["answer"] == "not estimable":
@@ -425,12 +425,12 @@ def write_blind(
     seed: int,
     test: Test = "sign",
 ) -> dict[str, Any]:
-    """Returns what was written, of the start and the result of a run."""
+    """Sample from the start and the result of a run, write the sheet, and return its report."""
     assert subject.run is not None  # see `check_against`
     answered = answer_both(subject.start(), subject.rollout(), prompts, sampler, seed)
     ran = load_run(subject.run)
-    about = {"model": subject.name, "run": ran.values.get("run"), "step": ran.steps, "test": test}
-    write_sheet(sheet, answered, seed, about)
+    origin = {"model": subject.name, "run": ran.values.get("run"), "step": ran.steps, "test": test}
+    write_sheet(sheet, answered, seed, origin)
     same, failed = sum(a.start == a.result for a in answered), len(prompts) - len(answered)
     files = {"sheet": str(sheet), "key": str(key_of(sheet))}
     return {**files, "prompts": len(answered), "failed": failed, "same": same}
@@ -438,7 +438,7 @@ def write_blind(
 
 def show_written(report: dict[str, Any], subject: MeasuredModel, as_json: bool) -> None:
     sheet = report["sheet"]
-    lines = [f"{sheet}: {report['prompts']} prompts; put left, right or tie into better of each"]
+    lines = [f"{sheet}: {report['prompts']} prompts; write left, right or tie in the column better of each"]
     if report["same"]:
         lines.append(f"{report['same']} of them have the same response on both sides: a tie")
     if report["failed"]:
@@ -448,11 +448,11 @@ def show_written(report: dict[str, Any], subject: MeasuredModel, as_json: bool) 
 
 
 def read_blind(run: Path, sheet: Path, as_json: bool) -> None:
-    """Say what the ratings of a run's result against its start say, and keep them in the run's folder."""
+    """Report the verdict of a sheet's ratings, and store them in the run's folder."""
     key = read_key(sheet)
     values = read_ratings(sheet)
     if np.isnan(values).all():
-        raise Refused(f"{sheet}: none of its {len(values)} rows is rated; put left, right or tie into better")
+        raise Refused(f"{sheet}: none of its {len(values)} rows is rated; write left, right or tie in better")
     ratings = Ratings.of(values, key["step"], key["test"])
     check_of(run, sheet, key)
     ratings.save(run)
@@ -461,21 +461,21 @@ def read_blind(run: Path, sheet: Path, as_json: bool) -> None:
     report = {"sheet": str(sheet), "model": key["model"], "verdict": verdict.to_json()}
     answer(report, verdict.sentence, as_json)
     if not as_json:
-        kept = f"kept in {run / 'ratings.json'} and in the model cards; agro report {run} shows it"
-        print(kept, file=sys.stderr)
+        location = f"stored in {run / 'ratings.json'} and in the model cards; agro report {run} shows it"
+        print(location, file=sys.stderr)
 
 
 def check_of(run: Path, sheet: Path, key: dict[str, Any]) -> None:
-    """Raise `Refused` where a sheet isn't of the run and its start."""
+    """Raise `Refused` unless a sheet compares the run with its start."""
     is_of_start = key.get("against", START) == START
     if key["run"] is None or load_run(run).values.get("run") != key["run"] or not is_of_start:
         raise Refused(
-            f"{sheet}: its ratings are of {key['model']}, not of {run} against its start; give its run"
+            f"{sheet}: its ratings are of {key['model']}, not of {run} against its start; use its run"
         )
 
 
 SHEET = "rate.csv"  # in the run's folder
-PAIRS = 200  # prompts at most, chosen by a hash of their ids
+PAIRS = 200  # maximal prompts, chosen by a hash of their ids
 
 
 def rate(
@@ -485,9 +485,9 @@ def rate(
     prompts: list[Path] | None = None,
 ) -> None:
     """Args:
-    run: A run: its start, its model, its prompts.
-    host: The address to listen at; 0.0.0.0: all, for a phone in your network.
-    prompts: Prompts in place of the run's held-out ones; may be repeated.
+    run: A run, which provides the start, the result and the prompts.
+    host: Address to listen on; 0.0.0.0: all, for a phone in your network.
+    prompts: Prompts to use instead of the run's held-out ones; may be repeated.
     """
     from agro.pages.run.rate import RateServer, Rating
 
@@ -495,18 +495,18 @@ def rate(
     if not sheet.exists():
         subject = MeasuredModel.of(run, None)
         loaded = [p for read in load_sets(prompts).values() for p in read] if prompts else subject.held_out()
-        asked = sorted(loaded, key=lambda prompt: place(prompt.id))[:PAIRS]
-        print(f"sampling an answer of each model to {len(asked)} of {len(loaded)} prompts …", file=sys.stderr)
-        least = fewest_more(0, 0)
-        if len(asked) < least:
-            print(f"note: {least} pairs decide at the earliest; --prompts FILE asks more", file=sys.stderr)
-        seen = subject.seen(asked)
+        used = sorted(loaded, key=lambda prompt: place(prompt.id))[:PAIRS]
+        print(f"sampling an answer of each model to {len(used)} of {len(loaded)} prompts …", file=sys.stderr)
+        fewest = fewest_more(0, 0)
+        if len(used) < fewest:
+            print(f"note: a decision needs {fewest} pairs or more; --prompts FILE adds some", file=sys.stderr)
+        seen = subject.seen(used)
         if seen is not None:
             print(f"seen in training: {seen.sentence}", file=sys.stderr)
-        write_blind(sheet, subject, asked, subject.sampler(1, 1.0, None), 0, "sequential")
+        write_blind(sheet, subject, used, subject.sampler(1, 1.0, None), 0, "sequential")
     elif prompts:
         raise Refused(
-            f"--prompts: {sheet} is there, which has its answers already; leave the option out, or remove "
+            f"--prompts: {sheet} exists, with answers to its own prompts; leave the option out, or remove "
             f"{sheet} and its key, with all ratings"
         )
     key, steps = read_key(sheet), load_run(run).steps
@@ -514,11 +514,11 @@ def rate(
     if key["test"] != "sequential" or key["step"] != steps:
         raise Refused(
             f"{sheet}: expected answers of step {steps} that agro rate sampled, got step {key['step']} and "
-            f"the test {key['test']}; remove it and its key, or give them another name"
+            f"the test {key['test']}; remove it and its key, or rename both"
         )
     rating = Rating(run, sheet, steps)
     with RateServer(rating, port, host) as server:
-        print("each rating is kept at once; Ctrl-C ends this, the same command goes on", file=sys.stderr)
+        print("each rating is stored at once; Ctrl-C ends this, the same command continues", file=sys.stderr)
         server.serve_until_interrupted(f"serving {server.address}?token={server.token}")
     ratings = rating.ratings()
     if ratings.decided or not ratings.unrated:

@@ -1,5 +1,5 @@
-"""What there is, and first steps: `agro objectives`, `formats`, `recipes`, `init` and `prove`; `agro doctor`:
-what this machine has, and the state of a run or a store."""
+"""`agro objectives`, `formats`, `recipes`, `init` and `prove` list and explain; `agro doctor` reports the
+machine and the state of a run or a store."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ COUPLES = {
     "group": "a row's gradient depends on the log-probs of its complete group",
     "step": "a row's gradient depends on the log-probs of the complete step",
 }
-OF_DATA = ("record", "draw", "value_store")  # what provides a need
-KINDS = {"nothing": "can't be imported, and why: agro formats NAME"}
+DATA_PROVIDERS = ("record", "draw", "value_store")  # of needs that the data meet
+KINDS = {"nothing": "can't be imported; agro formats NAME says why"}
 
 
 def objectives(
@@ -44,7 +44,7 @@ def objectives(
     as_json: bool = False,
 ) -> None:
     """Args:
-    name: One of them, in full.
+    name: An objective, to show in full.
     """
     from agro.objectives import names
     from agro.objectives.table import entries
@@ -55,14 +55,14 @@ def objectives(
     if name:
         print("\n".join(_one(describe(name))))
         return
-    by_needs: dict[str, list[str]] = {}  # the names, by what they need of the data
+    groups: dict[str, list[str]] = {}  # objectives by the data that they need
     for key, entry in entries().items():
         needed = entry.needs(entry.defaults())
-        of_data = sorted(str(need) for need in needed if need.provider in OF_DATA)
-        by_needs.setdefault(_listed(of_data), []).append(key)
+        data_needs = sorted(str(need) for need in needed if need.provider in DATA_PROVIDERS)
+        groups.setdefault(_listed(data_needs), []).append(key)
     lines: list[str] = []
-    for what, found in sorted(by_needs.items(), key=lambda item: -len(item[1])):
-        lines += side_by_side(f"need {what}", found)
+    for needs, members in sorted(groups.items(), key=lambda item: -len(item[1])):
+        lines += side_by_side(f"need {needs}", members)
     print("\n".join([*lines, *paragraph("One in full: agro objectives NAME")]))
 
 
@@ -76,9 +76,9 @@ def _one(entry: dict[str, Any]) -> list[str]:
     lines += paragraph(f"needs {_listed(entry['needs'])}; couples by {couples}: {COUPLES[couples]}")
     lines += [""] if entry["options"] else []
     for key, option in entry["options"].items():
-        default = "to be given" if option["required"] else json.dumps(option["default"])
-        about = f"{option['meaning']} ({option['unit']}; {option['expected']})"
-        lines += paragraph(f"objective.{key} = {default}: {about}", 0, 4)
+        default = "required" if option["required"] else json.dumps(option["default"])
+        meaning = f"{option['meaning']} ({option['unit']}; {option['expected']})"
+        lines += paragraph(f"objective.{key} = {default}: {meaning}", 0, 4)
     return lines
 
 
@@ -91,17 +91,17 @@ def formats(
     as_json: bool = False,
 ) -> None:
     """Args:
-    name: One of them, in full.
+    name: A format, to show in full.
     """
     from agro.logs.format_table import get
 
     keys = ("name", "title", "kind", "carries", "joins", "written_by")
     rows: list[dict[str, Any]] = []
-    for found in [get(name)] if name else FORMATS.values():
-        carries = {"carries": list(found.carries), "joins": found.joins or None}
-        rows.append({key: carries.get(key, getattr(found, key)) for key in keys})
+    for entry in [get(name)] if name else FORMATS.values():
+        carries = {"carries": list(entry.carries), "joins": entry.joins or None}
+        rows.append({key: carries.get(key, getattr(entry, key)) for key in keys})
     lines: list[str] = []
-    if name:  # what its records have beside prompts and responses
+    if name:  # data of its records other than prompts and responses
         carried = "can't be imported" if rows[0]["kind"] == "nothing" else _listed(rows[0]["carries"])
         for key, value in (rows[0] | {"carries": carried}).items():
             if value is not None:
@@ -129,7 +129,7 @@ def init(
 
 
 def commands(readme: Path) -> list[str]:
-    """The indented commands of a README."""
+    """List the indented commands of a README."""
     lines = readme.read_text(encoding="utf-8").splitlines()
     return [line.strip() for line in lines if line.startswith("    agro ")]
 
@@ -139,28 +139,28 @@ def recipes(
     as_json: bool = False,
 ) -> None:
     """Args:
-    name: One of them, to print.
+    name: A recipe, to print.
     """
-    from agro.config import recipes as found
+    from agro.config import recipes as recipe_table
 
     if name is not None:
-        recipe = found.get(name)
+        recipe = recipe_table.get(name)
         row = {"name": name, "kind": recipe.kind, "for": recipe.title, "minutes": None, "text": recipe.text}
         answer(row, recipe.text.removesuffix("\n"), as_json)
         return
     rows: list[dict[str, Any]] = []
     for key, task in TASKS.items():
         rows.append({"name": key, "kind": "task", "for": task.title, "minutes": task.minutes})
-    for recipe in found.recipes().values():  # whose minutes depend on the model
+    for recipe in recipe_table.recipes().values():  # their minutes depend on the model
         rows.append({"name": recipe.name, "kind": recipe.kind, "for": recipe.title, "minutes": None})
     lines = []
     for kind, title in TITLES.items():
-        of_kind = [row for row in rows if row["kind"] == kind]
+        selected = [row for row in rows if row["kind"] == kind]
         if kind == "method":
-            lines += side_by_side(title, (row["name"] for row in of_kind))
+            lines += side_by_side(title, (row["name"] for row in selected))
             continue
         lines.append(title)
-        for row in of_kind:
+        for row in selected:
             minutes = "" if row["minutes"] is None else f" ({row['minutes']:g} minutes)"
             text = f"{row['name']}: {row['for']}{minutes}"
             lines.append(f"  {shorten(text, width() - 2, placeholder=' …')}")
@@ -170,7 +170,7 @@ def recipes(
 HINT = "agro recipes NAME prints one; its first lines have the complete command."
 TITLES = {
     "task": "Tasks: agro init DIR --task NAME, with all data and a small new model",
-    "situation": "Recipes by what is at hand: agro train NAME policy.model=MODEL …",
+    "situation": "Recipes by the data you have: agro train NAME policy.model=MODEL …",
     "method": "Recipes by method",
 }
 
@@ -180,14 +180,14 @@ def prove(
     as_json: bool = False,
 ) -> None:
     """Args:
-    names: Objectives; all where none is given.
+    names: Objectives. Default: all.
     """
     from agro import objectives
 
     selected = names or objectives.names()
     for name in selected:
-        objectives.get(name)  # a wrong name is refused before anything is computed
-    from agro.proof import passport  # here: a wrong name is refused at once
+        objectives.get(name)  # refuse a wrong name before computing anything
+    from agro.proof import passport  # here, so that a wrong name is refused at once
     from agro.proof.claims import claims_of
 
     for name in selected:
@@ -223,7 +223,7 @@ LIBRARIES = (
     *("rich", "pyarrow", "matplotlib", "peft", "datasets", "math-verify", "verifiers"),
 )
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE")
-LEAST_SPACE = 2.0  # GiB free, below which a run may not be able to write its checkpoints
+MINIMUM_SPACE = 2.0  # GiB; with less a run may fail to write its checkpoints
 
 
 def doctor(
@@ -231,9 +231,9 @@ def doctor(
     as_json: bool = False,
 ) -> None:
     """Args:
-    path: Its state is reported too.
+    path: A run or store, whose state is reported too.
     """
-    from importlib import metadata  # here, since each command would begin later
+    from importlib import metadata  # here: it would delay every command
 
     libraries: dict[str, str | None] = dict.fromkeys(LIBRARIES)  # None: not installed
     for name in LIBRARIES:
@@ -249,7 +249,7 @@ def doctor(
         "platform": platform.platform(),
         "processor": named[1].strip() if named else platform.processor() or platform.machine(),
         "cores": cores(),
-        "threads_of_torch": int(threads) if threads.isdecimal() else None,  # where a variable says it
+        "threads_of_torch": int(threads) if threads.isdecimal() else None,  # if the variable is set
         "device_auto": "cuda" if gpus else "cpu",
         "cuda": gpus,
         "free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
@@ -257,12 +257,12 @@ def doctor(
     }
     problems = {
         f"only {report['free_gib']} GiB are free here; a run writes checkpoints": (
-            report["free_gib"] < LEAST_SPACE
+            report["free_gib"] < MINIMUM_SPACE
         ),
         f"torch uses {threads} threads on {cores()} cores; set OMP_NUM_THREADS": (
             (report["threads_of_torch"] or 0) > cores()
         ),
-        "nvidia-smi is there, but torch has no CUDA or sees no GPU; install torch for CUDA": (
+        "nvidia-smi is installed, but torch has no CUDA or sees no GPU; install torch for CUDA": (
             not gpus and shutil.which("nvidia-smi")
         ),
     }
@@ -280,30 +280,28 @@ def doctor(
         else:
             lines.append(f"{key}: {'not set' if value is None else value}")
     lines.append("\n  ".join(["off:", *off]) if off else "off: nothing")
-    lines.append(
-        "threads and GPUs are those of variables and nvidia-smi: torch, which takes seconds, isn't asked"
-    )
+    lines.append("threads and GPUs come from variables and nvidia-smi, since loading torch takes seconds")
     answer(report | {"off": off}, "\n".join(lines), as_json)
 
 
 def _gpus() -> list[str]:
-    """The names of NVIDIA GPUs that the torch that is installed may use: it was built for CUDA."""
+    """List the NVIDIA GPUs, if the installed torch was built for CUDA."""
     spec, program = find_spec("torch"), shutil.which("nvidia-smi")
     if spec is None or spec.origin is None or program is None:
         return []
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     if re.search(r"^cuda\b.*= *['\"]", text, re.MULTILINE) is None:
         return []
-    asked = [program, "--query-gpu=name", "--format=csv,noheader"]
+    command = [program, "--query-gpu=name", "--format=csv,noheader"]
     try:
-        found = subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    return [name.strip() for name in found.stdout.splitlines() if name.strip()]
+    return [name.strip() for name in result.stdout.splitlines() if name.strip()]
 
 
 def _state(path: Path, off: list[str]) -> dict[str, Any]:
-    """The state of a run or store; what is off in it is added to `off`."""
+    """Return the state of a run or store, and add its problems to `off`."""
     from agro.config import RunConfig
     from agro.runs.folder import lines_by_step
     from agro.store import Store
@@ -312,7 +310,7 @@ def _state(path: Path, off: list[str]) -> dict[str, Any]:
     state: dict[str, Any] = {}
     store: Location = path
     if url_of(path) is None and not path.exists():
-        raise Refused(f"{path}: expected a run's folder or a store; there is no such file")
+        raise Refused(f"{path}: expected a run's folder or a store; no such file")
     if url_of(path) is None and path.is_dir():
         if not (path / "config.json").exists():
             raise Refused(f"{path}: expected a run's folder, with config.json, or a store")

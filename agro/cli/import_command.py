@@ -1,5 +1,5 @@
-"""`agro import`: logs into a store, of an unknown log the proposal with its evidence, and who takes it; and
-`agro check`: the report before training."""
+"""`agro import`: import logs into a store, and propose how to read an unknown one; and `agro check`: the
+report before training."""
 
 from __future__ import annotations
 
@@ -56,28 +56,28 @@ def import_(
     as_json: bool = False,
 ) -> None:
     """Args:
-    files: Files and folders of `agro formats`.
-    store: The store; created where it is missing.
-    format: The files' format, where it isn't recognized.
+    files: Files and folders in a format of `agro formats`.
+    store: The store; created if it is missing.
+    format: The files' format, if it isn't recognized.
     map_: FIELD=COLUMN: a name or JMESPath; the first * expands keys or items.
-    prompts: Prompts of rows without one, joined by their id.
-    tokenizer: The model whose tokenizer made the tokens of responses without a mask.
+    prompts: A file of prompts, joined by id to rows without one.
+    tokenizer: The model whose tokenizer produced the tokens of responses without a mask.
     rewards: COLUMN or COLUMN=WEIGHT: the reward is the sum of these.
-    reward_map: WORD=NUMBER,…: rewards that are words, such as up=1,down=0.
-    lower_is_better: Store the reward r as -r; of a pair the named one is the worse.
-    choose: KIND=NAME, where there are several of a kind, such as filter=strict
-    join: The second file of a format that is split over two.
+    reward_map: WORD=NUMBER,…: the numbers of rewards that are words, such as up=1,down=0.
+    lower_is_better: Store the reward r as -r, and swap the winner and the loser of each pair.
+    choose: KIND=NAME: the one to take of several of a kind, such as filter=strict
+    join: The second file of a format that is split over two files.
     preview: Print the first records as they would be stored; store none.
-    replace: Take the files anew, in place of an earlier import of them.
-    strict: Store nothing, and exit 2, where any record is refused.
-    drop: A field that isn't stored, such as meta.user; may be repeated.
-    redact: Store no keys, tokens, private keys and e-mail addresses.
-    redact_pattern: Nor what matches this regular expression; may be repeated.
-    center_by: Subtract from rewards what the user, task or grader in this field gives to others.
-    license: Of the files: kept with them, and in model cards.
-    guess: Of an unknown file: propose how to read it, show which responses would be the best and the
-        worst, and ask; without a terminal --yes, --reward COLUMN or --lower-is-better decide.
-    yes: Take what --guess proposes, unseen.
+    replace: Import the files again, replacing an earlier import of them.
+    strict: If any record is refused, store nothing and exit with 2.
+    drop: A field to leave out, such as meta.user; may be repeated.
+    redact: Redact keys, tokens, private keys and e-mail addresses.
+    redact_pattern: Redact matches of this regular expression too; may be repeated.
+    center_by: Center rewards per value of this field, such as a user, task or grader (leave-one-out).
+    license: The files' license, recorded with them and in model cards.
+    guess: Propose how to read an unknown file, show which responses would be the best and the worst, and
+        ask; without a terminal --yes, --reward COLUMN or --lower-is-better decide.
+    yes: Accept the proposal of --guess unseen.
     """
     arguments: dict[str, Any] = {
         "mapping": parse_map(map_ or []),
@@ -99,7 +99,7 @@ def import_(
     if proposal is not None:
         arguments |= {"rewards": {}, **proposal.options(), "drop": [*(drop or ()), *proposal.drop]}
         store = Path(name)
-    if preview:  # the first records of each file as they would be stored, and what is refused
+    if preview:  # print each file's first records as they would be stored, and refusals
         with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as opened:
             shown = import_files(opened, files, limit=SHOWN, **arguments)
             for sample in opened.samples():
@@ -123,7 +123,7 @@ def _into(
     tokenizer: str | None,
     setting: list[str] | None,
 ) -> ImportReport:
-    """What came of the files. A refused import leaves no new store."""
+    """Import the files. A refused import leaves no new store."""
     encoder = None
     if tokenizer is not None:
         from agro.models.policy import Policy
@@ -145,12 +145,12 @@ def _into(
 
 
 def _weights(rewards: list[str]) -> dict[str, float]:
-    """Weights by column, of COLUMN and COLUMN=WEIGHT; 1 without."""
+    """Parse COLUMN and COLUMN=WEIGHT to weights by column; the default is 1."""
     weights: dict[str, float] = {}
     for item in rewards:
         column, equals, text = item.partition("=")
         if column in weights:
-            raise Refused(f"--reward: {column} is given twice")
+            raise Refused(f"--reward: {column} is set twice")
         try:
             weights[column] = float(text) if equals else 1.0
         except ValueError:
@@ -158,7 +158,7 @@ def _weights(rewards: list[str]) -> dict[str, float]:
     return weights
 
 
-# Options that say how records are read: nothing is guessed beside them.
+# Options that say how to read records; with them nothing is guessed.
 DECIDED = ("mapping", "format", "reward_map", "choose", "join", "prompts")
 
 
@@ -171,20 +171,20 @@ def proposed(
     yes: bool,
     as_json: bool,
 ) -> Proposal | None:
-    """The proposal that was taken; None where the files are to be read as they are.
+    """Return the accepted proposal; None if the files are read without one.
 
-    Raises `Refused` with the proposal where nobody says whether to take it, and where there is none.
+    Raises `Refused`, with the proposal, if nobody accepts or rejects it, and if nothing can be proposed.
     """
     decided = [name for name in DECIDED if arguments.get(name)]
     if decided and guess:
         flags = ", ".join("--map" if name == "mapping" else f"--{name.replace('_', '-')}" for name in decided)
-        raise Refused(f"--guess: expected no {flags} beside it, which say how to read the records")
+        raise Refused(f"--guess: expected no {flags} with it, which say how to read the records")
     rewards, is_lower = arguments["rewards"], arguments["lower_is_better"] or None
     if decided or (rewards and not guess):
         return None
     if guess:
         if len(rewards) > 1 or set(rewards.values()) - {1.0}:
-            raise Refused("--guess: expected one --reward COLUMN beside it; give its columns with --map")
+            raise Refused("--guess: expected one --reward COLUMN with it; use --map for several columns")
         proposal = propose(files[0], reward=next(iter(rewards), None), lower_is_better=is_lower)
         if proposal is None:
             print(f"{files[0]}: read as its format says, without --guess", file=sys.stderr)
@@ -199,12 +199,12 @@ def proposed(
         print(json.dumps(proposal.to_json(store), ensure_ascii=False))
         raise SystemExit(2)
     if proposal and sys.stdin.isatty() and sys.stdout.isatty():
-        return _asked(proposal, store)
+        return _ask(proposal, store)
     raise proposal.refusal(store)
 
 
-def _asked(proposal: Proposal, store: str) -> Proposal:
-    """As the person at the terminal says."""
+def _ask(proposal: Proposal, store: str) -> Proposal:
+    """Ask the person at the terminal to accept, reverse or change the proposal."""
     while True:
         print(proposal, file=sys.stderr)
         question = "Is the upper one better? y / n (lower is better) / another column / q: "
@@ -235,23 +235,21 @@ def check(
     as_json: bool = False,
 ) -> None:
     """Args:
-    path: A store, or a log of `agro formats`.
-    objective: The objective that is to train on it; else the best for the data.
-    model: Measure log π of the responses: ranking (AUC), coverage, weights, β.
-    reference: π_ref: measure log π/π_ref, such as the model before training.
-    limit: Measure at most so many prompts with the model.
-    held_out: A file of prompts that it shouldn't overlap with.
+    path: A store, or a log in a format of `agro formats`.
+    objective: The objective to train with. Default: the best for the data.
+    model: A model, to measure log π of the responses: ranking (AUC), coverage, weights, β.
+    reference: π_ref, such as the model before training, to measure log π/π_ref.
+    limit: Maximal number of prompts to measure with the model.
+    held_out: A file of prompts to check for overlap.
     """
     if model is None and (reference is not None or policy):
-        raise Refused(
-            "--reference and --policy go with --model, which isn't given; add it, or leave them out"
-        )
+        raise Refused("--reference and --policy need --model, which is missing; add it, or leave them out")
     config = RunConfig.of({"objective": {"name": objective or "agro"}}, "--objective")
     compared = None if reference is None else policy_config(reference, policy)
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, policy, config.policy)})
     with opened_log(path) as store:
-        from agro.pages.store import (  # here: a missing file is refused at once
+        from agro.pages.store import (  # here, so that a missing file is refused at once
             check_store,
             recommendation_lines,
         )
@@ -261,9 +259,9 @@ def check(
             from agro.models.policy import Policy
             from agro.pages.store.measurements import measure
 
-            asked = Policy.load(config.policy)
+            subject = Policy.load(config.policy)
             reference_policy = None if compared is None else Policy.load(compared)
-            report = replace(report, measured=measure(store, asked, reference_policy, limit))
+            report = replace(report, measured=measure(store, subject, reference_policy, limit))
     lines = [str(report), "", *recommendation_lines(report.recommended)]
     answer(report.to_json(), "\n".join(lines), as_json)
     problems = [str(verdict) for verdict in report.verdicts if verdict.level == "problem"]

@@ -1,4 +1,4 @@
-"""`agro` as a Typer program. A command's module is imported when the command is asked for."""
+"""`agro` as a Typer program, which imports a command's module on demand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENTRIES = {entry.name: entry for entry in COMMANDS}
 
 
 class Program(TyperGroup):
-    """All commands, none of which is imported yet."""
+    """The group of all commands, which are imported on demand."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -37,7 +37,7 @@ class Program(TyperGroup):
 
 
 def command(name: str) -> Any:
-    """The command of this name, imported."""
+    """Import the command of this name."""
     entry = ENTRIES[name]
     module, _, function = entry.home.partition(":")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -48,15 +48,15 @@ def command(name: str) -> Any:
 
 
 def with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """A parameter without an annotation of typer's is an option of its name, as `SHARED` has it where it is
-    there. What the docstring's Args say of a parameter is its help."""
+    """Turn a parameter without a Typer annotation into an option: the one in `SHARED`, else one of its name.
+    The docstring's Args become the help."""
     parameters = []
     hints = get_type_hints(function, include_extras=True)
     helps = _helps(function.__doc__ or "")
     for name, parameter in inspect.signature(function).parameters.items():
         kind, *annotations = get_args(hints[name]) if get_origin(hints[name]) is Annotated else [hints[name]]
-        own = SHARED.get(name) or typer.Option(f"--{name.replace('_', '-')}")
-        info = copy(annotations[0] if annotations else own)
+        default = SHARED.get(name) or typer.Option(f"--{name.replace('_', '-')}")
+        info = copy(annotations[0] if annotations else default)
         if kind is not typer.Context:
             info.help = helps.get(name) or info.help  # python -OO has no Args
             kind = Annotated[kind, info]
@@ -67,10 +67,10 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _helps(docstring: str) -> dict[str, str]:
-    """What each of the Args of a docstring is."""
+    """Parse a docstring's Args to help texts."""
     helps: dict[str, str] = {}
     for line in dedent(inspect.cleandoc(docstring).partition("Args:\n")[2]).splitlines():
-        if line.startswith(" "):  # goes on
+        if line.startswith(" "):  # a continuation line
             helps[next(reversed(helps))] += f" {line.strip()}"
         elif line:
             name, _, text = line.strip().partition(": ")

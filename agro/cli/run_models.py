@@ -1,4 +1,4 @@
-"""The model that a command asks: of a run, of one of its checkpoints, or any other; and `agro sample`."""
+"""The model that a command uses: a run's, a checkpoint's, or any other; and `agro sample`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def sample(
 ) -> None:
     """Args:
     model: Folder or hub name of a causal language model.
-    prompts: JSONL, one {"prompt": …, "answer": …} a line.
+    prompts: JSONL, one {"prompt": …, "answer": …} per line.
     out: A store, or a .jsonl, .jsonl.gz or .parquet file.
-    greedy: Always the likeliest token.
-    max_new: Tokens a response at most.
-    temperature: 1 where it isn't given.
+    greedy: Always take the likeliest token.
+    max_new: Most tokens per response.
+    temperature: Sampling temperature; 1 by default.
     """
     from agro.rollout import Task, collect
 
@@ -53,17 +53,17 @@ def sample(
     settings = policy_config(model, policy)
     as_file = out.name.endswith((".jsonl", ".jsonl.gz", ".parquet"))
     if as_file and out.exists():
-        raise Refused(f"{out}: there is such a file; give another --out, or remove it")
+        raise Refused(f"{out}: this file exists; use another --out, or remove it")
     if greedy and temperature is not None:
         raise Refused(
-            f"--greedy takes the likeliest token: expected no --temperature beside it, got {temperature}"
+            f"--greedy takes the likeliest token: expected no --temperature with it, got {temperature}"
         )
     if temperature is None:
         temperature = 0.0 if greedy else 1.0
     sampler = sampler_config(n, temperature, max_new)
     rollout = rollout_of(model, settings, environment_of(environment, max_turns))
     with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db" if as_file else out) as store:
-        start = ceil(store.experience.next_number(seed) / n)  # so that no stored response is sampled again
+        start = ceil(store.experience.next_number(seed) / n)  # numbers that no stored response has
         task = Task(seed=seed, numbers=tuple(range(start, start + len(loaded))))
         report = collect(rollout, loaded, sampler, store, task)
         if as_file:
@@ -89,7 +89,7 @@ def rollout_of(
     environment: EnvironmentConfig | None,
     weights_seed: int = 0,
 ) -> Rollout:
-    """Of a model or of a checkpoint of a run. `weights_seed`: of random weights, for `settings.new`."""
+    """Load a rollout of a model or checkpoint. `weights_seed`: for the random weights of `settings.new`."""
     from agro.models.policy import Policy
     from agro.rollout.rollout import embedded, load_rollout
     from agro.train.learner import load_checkpoint
@@ -103,24 +103,24 @@ def rollout_of(
     return load_rollout(policy.encoder, embedded(policy), environment, source=model)
 
 
-START = "start"  # of --against: the model that the run started from
-OF_TWO = "agro compare A B --prompts FILE --reward NAME compares any two models"
+START = "start"  # value of --against: the model that the run started from
+ANY_TWO = "agro compare A B --prompts FILE --reward NAME compares any two models"
 
 
 def check_against(against: str | None, run: Path | None) -> None:
     if against not in (None, START):
-        raise Refused(f"--against {against}: expected start, which is that of the run; {OF_TWO}")
+        raise Refused(f"--against {against}: expected start, the run's first model; {ANY_TWO}")
     if against is not None and run is None:
-        raise Refused(f"--against start: expected the folder of a run, got none; {OF_TWO}")
+        raise Refused(f"--against start: expected the folder of a run, got none; {ANY_TWO}")
 
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """A model, and the run whose settings it is asked with.
+    """A model, and the run whose settings apply to it.
 
-    `path`: its folder from anywhere, or its name on the hub. `run`: the folder that was named. `config`: of
-    that run, or of the one that saved the model, whose relative paths begin in `started`; those of the model
-    and of its environment in `begins`. `changes`: KEY=VALUE of [policy].
+    `path`: its absolute folder, or its name on the hub. `run`: the named folder. `config`: of that run, or of
+    the run that saved the model. `started`: base of the configuration's relative paths; `begins`: of the
+    model's and the environment's. `changes`: KEY=VALUE of [policy].
     """
 
     name: str
@@ -136,17 +136,17 @@ class MeasuredModel:
     def of(
         cls, run: Path | None, model: str | None, changes: list[str] | None = None, flag: str = "--model"
     ) -> MeasuredModel:
-        """The run's result, unless another model is named."""
+        """Return the run's result, unless another model is named."""
         if model is None:
             if run is None:
                 raise Refused(f"{flag}: expected it, or the folder of a run, got neither")
             config_of(run)
             if not (run / "model").is_dir():
-                raise Refused(f"{run / 'model'}: the run hasn't saved its model yet; give {flag}")
+                raise Refused(f"{run / 'model'}: the run hasn't saved its model yet; use {flag}")
             model = str(run / "model")
         folder = run
         for parent in list(Path(model).absolute().parents)[:2] if run is None else ():
-            # The run that saved RUN/model or RUN/checkpoints/step-N.
+            # Find the run that saved RUN/model or RUN/checkpoints/step-N.
             if (parent / "metrics.jsonl").is_file() and (parent / "config.json").is_file():
                 folder = folder or parent
         config = None if folder is None else config_of(folder)
@@ -155,12 +155,12 @@ class MeasuredModel:
         return cls(model, path, run, config, started, started, played, changes)
 
     def playing(self, environment: EnvironmentConfig | None) -> MeasuredModel:
-        """In an environment that is named here, if one is."""
+        """Return the model in a named environment, if there is one."""
         return self if environment is None else replace(self, environment=environment, begins=Path.cwd())
 
     @property
     def ran(self) -> RunConfig | None:
-        """The configuration of the run that was named."""
+        """The named run's configuration."""
         return None if self.run is None else self.config
 
     def rollout(self) -> Rollout:
@@ -169,7 +169,7 @@ class MeasuredModel:
             return rollout_of(self.path, settings, self.environment)
 
     def start(self) -> Rollout:
-        """Of the model that the run started from, in the same environment."""
+        """Load a rollout of the model that the run started from, in the same environment."""
         assert self.ran is not None  # see `check_against`
         start, seed = self.ran.policy.model or "random weights", derive(self.ran.train.seed, "weights")
         with working_in(self.started):
@@ -181,7 +181,7 @@ class MeasuredModel:
         return sampler_config(n, temperature, max_new)
 
     def held_out(self) -> list[Prompt]:
-        """The held-out prompts of the run. Raises `Refused` where there are none."""
+        """Load the run's held-out prompts. Raises `Refused` if there are none."""
         from agro.api import held_out_prompts
 
         loaded, got = [], "neither"
@@ -195,17 +195,17 @@ class MeasuredModel:
         return loaded
 
     def reward(self, name: str | None, options: dict[str, Any]) -> RewardConfig:
-        """The one that is named, or the run's."""
+        """Return the named reward, or the run's."""
         if name is not None:
             return RewardConfig(name=name, options=options)
         if self.ran is None:
             raise Refused("--reward: expected it, or the folder of a run, got neither")
         if options:
-            raise Refused("--option is of --reward, which isn't given; add it, or leave --option out")
+            raise Refused("--option belongs to --reward, which is missing; add it, or leave --option out")
         return self.ran.reward
 
     def seen(self, prompts: Sequence[Prompt]) -> Contamination | None:
-        """Which of them the run was trained on; None where its training prompts are unknown."""
+        """Find the prompts that the run was trained on; None if its training prompts are unknown."""
         from agro.api import trained_prompts
         from agro.pages.store.check_survey import Contamination
 
@@ -218,17 +218,17 @@ class MeasuredModel:
 
     @contextmanager
     def scorer(self, reward: RewardConfig, name: str | None) -> Iterator[EpisodeReward]:
-        """The reward, opened where its own paths begin: here, if it was named, else where the run began."""
+        """Open the reward where its relative paths begin: here, if it was named, else where the run began."""
         with working_in(Path.cwd() if name else self.started):
             loaded = load_reward(reward)
         with closing(loaded):
-            from agro.rollout.rollout import EpisodeReward  # here: a missing file is refused at once
+            from agro.rollout.rollout import EpisodeReward  # here, so that a missing file is refused at once
 
             yield EpisodeReward(loaded)
 
 
 def load_sets(paths: list[Path]) -> dict[str, list[Prompt]]:
-    """Sets of prompts, which their files name."""
+    """Load sets of prompts, named by their files."""
     sets = {path.stem: load_prompts(path) for path in paths}
     if len(sets) < len(paths):
         raise Refused("--prompts: expected files of different names, which name the sets")
@@ -238,14 +238,14 @@ def load_sets(paths: list[Path]) -> dict[str, list[Prompt]]:
 def config_of(run: Path) -> RunConfig:
     file = run / "config.json"
     if not file.is_file() or "model_type" in json.loads(file.read_text(encoding="utf-8")):
-        raise Refused(f"{run}: expected the folder of a run, with its config.json; give --model for a model")
+        raise Refused(f"{run}: expected the folder of a run, with its config.json; use --model for a model")
     config = RunConfig.load(run / "config.json")
     return config.phase(config.phase_names[-1]) if config.phases else config
 
 
 def started_in(run: Path | None) -> Path:
-    """The folder where a run was started, in which relative paths of its configuration begin; this one where
-    it isn't known."""
+    """Return the folder where a run was started, the base of its configuration's relative paths; the current
+    folder if unknown."""
     if run is not None:
         folder = json.loads((run / "config.json").read_text(encoding="utf-8")).get("started_in")
         if folder is not None and (run / folder).is_dir():
@@ -255,7 +255,7 @@ def started_in(run: Path | None) -> Path:
 
 @contextmanager
 def working_in(folder: Path) -> Iterator[None]:
-    """In a folder, whose modules are found."""
+    """Work in a folder, with its modules importable."""
     with chdir(folder):
         sys.path.insert(0, str(folder))
         try:

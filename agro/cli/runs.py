@@ -22,7 +22,7 @@ from agro.runs.progress import RunActivity
 from agro.runs.rundata import RunData, load_run
 from agro.runs.side_by_side import SideBySide
 
-IS_FIRST = os.environ.get("RANK", "0") == "0"  # of the ranks of torchrun: it alone makes the folder
+IS_FIRST = os.environ.get("RANK", "0") == "0"  # among torchrun's ranks, the one that creates the folder
 
 
 def train(
@@ -37,15 +37,15 @@ def train(
     as_json: bool = False,
 ) -> None:
     """Args:
-    config: A TOML recipe, a recipe's name (agro recipes), a run's config.json; with --resume the run.
-    overrides: Such as train.steps=20.
-    out: The run folder; runs/ and the time where it isn't given.
-    resume: Continue a run: agro train RUN --resume needs no more.
-    accept: With --resume: go on although what KEY names, such as reward.name, has changed; again for
-        each.
-    dry_run: Load and check everything, and report what would happen; write nothing.
-    fit: Choose settings that fit this machine, such as 30min, or 24GB of memory; again for both.
-    place: Sample in other processes, and start again what dies: local:2 (two collectors beside the
+    config: A TOML recipe, a recipe's name (agro recipes), or a run's config.json; with --resume the run.
+    overrides: Changes to the configuration, such as train.steps=20.
+    out: The run folder. Default: a folder in runs/ named by the time.
+    resume: Continue a run: agro train RUN --resume needs nothing else.
+    accept: With --resume: continue although the input KEY, such as reward.name, has changed; may be
+        repeated.
+    dry_run: Load and check everything, and report what the run would do; write nothing.
+    fit: Choose settings for a limit, 30min of time or 24GB of memory; may be given twice, for both.
+    place: Sample in other processes, and restart those that die: local:2 (two collectors and the
         trainer), ray://HOST:PORT or ray:local.
     """
     changes, accepted = overrides or [], tuple(accept or ())
@@ -54,10 +54,10 @@ def train(
     if config is None:
         raise Refused("agro train: expected a recipe, its name (agro recipes) or a configuration; got none")
     if fit and (resume or place is not None):
-        raise Refused("--fit chooses for a new run in this process: leave --resume and --place, or it, out")
+        raise Refused("--fit chooses for a new run in this process: leave out --resume and --place, or --fit")
     if place is not None:
         if dry_run or as_json:
-            raise Refused("--place goes with neither --dry-run nor --json; leave it or them out")
+            raise Refused("--place excludes --dry-run and --json; leave it out, or leave them out")
         _place(place, config, changes, out, resume=resume, accept=accepted)
         return
     loaded, planned = RunConfig.load(config, changes), None
@@ -66,14 +66,14 @@ def train(
         from agro.api.fit import Limits, answers
         from agro.api.fit import fit as fit_run
 
-        given = {item.partition("=")[0].strip() for item in renamed(changes)}
+        pinned = {item.partition("=")[0].strip() for item in renamed(changes)}
         limits = Limits.parse(fit)
-        # Of a model without weights here the question is whether it fits into the memory.
-        said = answers(loaded, limits.bytes, given) if dry_run and limits.bytes else []
-        if said:
-            answer(said, "\n".join(said), as_json)
+        # For a model without local weights, answer whether it fits into the memory.
+        verdicts = answers(loaded, limits.bytes, pinned) if dry_run and limits.bytes else []
+        if verdicts:
+            answer(verdicts, "\n".join(verdicts), as_json)
             return
-        fitted = fit_run(loaded, limits, given, out)
+        fitted = fit_run(loaded, limits, pinned, out)
         print("\n".join(fitted.lines()), file=sys.stderr, flush=True)
         loaded, planned = fitted.config, fitted.plan
     from agro.api.reporting_trainer import Trainer
@@ -96,19 +96,19 @@ def train(
 
 
 def _ask_people(folder: Path) -> None:
-    """Where no reward measured held-out prompts, people can say whether it got better."""
+    """Suggest ratings by people if no reward measured held-out prompts."""
     run = load_run(folder)
     if Verdict.of(run).to_json()["by"] in (None, "off-policy"):
-        own = run.set_aside or run.config.data.eval_prompts
-        rating = f"agro rate {folder}" + ("" if own else " --prompts FILE")
-        print(f"did it get better? people can say, blind: {rating}", file=sys.stderr)
+        prompts = run.set_aside or run.config.data.eval_prompts
+        rating = f"agro rate {folder}" + ("" if prompts else " --prompts FILE")
+        print(f"did it get better? people can judge that, blind: {rating}", file=sys.stderr)
 
 
-def _place(where: str, config: Path, changes: list[str], out: Path | None, **options: Any) -> None:
-    """Start the processes of a run, and end with its exit code."""
+def _place(location: str, config: Path, changes: list[str], out: Path | None, **options: Any) -> None:
+    """Start a run's processes, and exit with its exit code."""
     from agro.place.supervisor import place
 
-    placement = Placement.parse(where)
+    placement = Placement.parse(location)
     if out is None:
         raise Refused("--place: expected --out RUN, the folder that the processes share; got none")
     code = place(placement, TrainCommand(config, tuple(changes), out, **options))
@@ -119,16 +119,16 @@ def _place(where: str, config: Path, changes: list[str], out: Path | None, **opt
 def _resumed(
     config: Path | None, overrides: list[str], out: Path | None
 ) -> tuple[Path | None, list[str], Path | None]:
-    """The arguments of a run to continue, of which its folder is enough: RUN, or --out RUN.
+    """Complete the arguments to resume a run. Its folder is enough: RUN, or --out RUN.
 
-    Then relative paths begin where the run began.
+    This changes to the folder where the run began, for its relative paths.
     """
     if config is not None and "=" in str(config):
         overrides, config = [str(config), *overrides], None
     if config is not None and not config.is_dir():
         return config, overrides, out
     if config is not None and out is not None and out.resolve() != config.resolve():
-        raise Refused(f"--out {out}: --resume continues {config}, which is given too; leave one out")
+        raise Refused(f"--out {out}: --resume continues {config}, which is set too; leave one out")
     run = config or out
     check_out(run, resume=True)
     assert run is not None
@@ -145,7 +145,7 @@ def _resumed(
 
 
 def _result(run: RunData) -> dict[str, Any]:
-    """What a run left, whether its model got better, and what it writes."""
+    """Return a run's files, whether its model got better, and sample responses."""
     folder, shown = run.folder, SideBySide.of(run.folder, run.config)
     return {
         "run": str(folder),
@@ -178,8 +178,7 @@ def collect(
 ) -> None:
     """Args:
     run: The run folder, or the URL of its store, postgresql://….
-    name: Of this collector among those of the run; one that is started again under the name of a dead one
-        takes up what it had begun.
+    name: This collector's name; one that restarts under a dead collector's name takes over its claims.
     """
     from agro.place.collector import Collector
 
@@ -201,7 +200,7 @@ def report(
     """
     if watch:
         if as_json:
-            raise Refused("--json doesn't go with --watch, which doesn't end; give one of them")
+            raise Refused("--json excludes --watch, which doesn't end; use one of them")
         from agro.pages.run.live import watch as serve
 
         serve(run, port)
@@ -216,18 +215,18 @@ def report(
 
 def race(
     out: Path,
-    given: Annotated[list[str] | None, typer.Argument(metavar="[LOG-or-RECIPE] KEY=VALUE…")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[LOG-or-RECIPE] KEY=VALUE…")] = None,
     rate: Annotated[list[float] | None, typer.Option(min=0)] = None,
     as_json: bool = False,
 ) -> None:
     """Args:
-    out: The folder of race.json and of a run for each; begun there, it continues.
-    given: A log or store to learn from, or a recipe that takes part too; policy.model; data.store or
+    out: The folder of race.json and the runs; a race that began there continues.
+    arguments: A log or store to learn from, or a recipe to add to the race; policy.model; data.store or
         data.prompts; data.eval_prompts; reward.name; train.steps.
-    rate: A learning rate, again for each; train.lr, ⅓ and 3 times of it.
+    rate: A learning rate; may be repeated. Default: train.lr, ⅓ of it and 3 times it.
     """
-    overrides = [item for item in given or [] if "=" in item]
-    named = [item for item in given or [] if "=" not in item]
+    overrides = [item for item in arguments or [] if "=" in item]
+    named = [item for item in arguments or [] if "=" not in item]
     if len(named) > 1:
         raise Refused(f"agro race: expected one log or recipe, got {' and '.join(named)}")
     name = named[0] if named else None
@@ -237,12 +236,12 @@ def race(
 
     say = partial(print, file=sys.stderr, flush=True)
     record = Race(overrides, out, rate or (), say, name).run()
-    said = conclusion(record)
+    text = conclusion(record)
     if as_json:
-        answer(record | {"conclusion": said}, "", as_json)
+        answer(record | {"conclusion": text}, "", as_json)
         return
     titles = ("candidate", "rate", "steps", "held-out reward", "to the start", "run")
-    show_table(titles, map(_cells, record["rows"])).print(f"\n{said}")
+    show_table(titles, map(_cells, record["rows"])).print(f"\n{text}")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -1,5 +1,5 @@
-"""`agro serve` and `agro proxy`: other programs' calls of a model, answered and stored; `agro loop`; and
-`agro chat`: a conversation with the result of a run, also blind beside its start."""
+"""`agro serve` and `agro proxy`: answer and store other programs' calls of a model; `agro loop`; and `agro
+chat`: talk to the result of a run, also blind against its start."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def serve(
 ) -> None:
     """Args:
     model: A run, or a model: a folder or hub name.
-    batch: Answers decoded at once; others wait.
+    batch: Number of answers to decode at once; others wait.
     """
-    is_other = any(change.startswith("model=") for change in policy or ())  # than what is named
+    is_other = any(change.startswith("model=") for change in policy or ())  # --policy names another model
     run, newest = run_of(model), None if is_other else _newest(model)
     unknown = -1 if is_other else None
     version, opening = (unknown, nullcontext(None)) if newest is None else newest()
@@ -73,7 +73,7 @@ def serve(
 
 
 def _newest(model: str) -> Newest | None:
-    """Of what gets new weights: a loop, and a run that publishes them (source.kind = elsewhere)."""
+    """Return the lookup of new weights for a loop, or a run that publishes them (source.kind = elsewhere)."""
     folder = Path(model).absolute()
     if (folder / "loop.json").is_file():
         from agro.api.loop import LoopRecord
@@ -113,8 +113,8 @@ def proxy(
 ) -> None:
     """Args:
     to: URL of the server, such as http://127.0.0.1:8000/v1.
-    tokens: Ask the server for ids and log-probs too (vLLM).
-    key: The variable with the server's API key.
+    tokens: Request token ids and log-probs from the server too (vLLM).
+    key: The environment variable with the server's API key.
     """
     from agro.door.proxy import Proxy
     from agro.pages.local_server import listening
@@ -137,37 +137,37 @@ def loop(
     out: Path | None = None,
 ) -> None:
     """Args:
-    store: Where `agro serve` or `agro proxy` keeps calls and feedback; any store.
-    overrides: Of the runs, such as reward.name, data.eval_prompts and train.steps.
-    model: The model to begin with: a run, or a model.
-    every: Turns without an end, each after N more samples with a reward or judged pairs; else one turn.
-    promote: Serve a model that was shown to be better, also that of the last turn.
-    rollback: Serve the model of before the last promotion again.
-    out: The folder of the loop, which agro serve takes; STORE with .loop as its ending.
+    store: The store of `agro serve` or `agro proxy`, or any other.
+    overrides: Settings of the runs, such as reward.name, data.eval_prompts and train.steps.
+    model: The first model: a run, or a model.
+    every: Run turns forever, each after N more rewarded samples or judged pairs. Default: one turn.
+    promote: Serve a model that was shown to be better, also the last turn's.
+    rollback: Serve the model from before the last promotion again.
+    out: The folder of the loop, for agro serve. Default: STORE with the suffix .loop.
     """
     from agro.api.loop import Loop
 
-    found = Loop(store, model, out, overrides or [], partial(print, file=sys.stderr, flush=True))
+    turns = Loop(store, model, out, overrides or [], partial(print, file=sys.stderr, flush=True))
     if rollback:
-        print(found.roll_back())
+        print(turns.roll_back())
         return
-    turn = found.promote_last() if promote else None
+    turn = turns.promote_last() if promote else None
     if every is None and turn is None:
-        turn = found.turn(promote=promote)
+        turn = turns.turn(promote=promote)
     if turn is not None and turn.outcome == "refused":
         end(2, f"agro: {turn}")
     if turn is not None:
         print(turn, flush=True)
     while every is not None:
-        found.wait(every)
-        print(found.turn(promote=promote), flush=True)
+        turns.wait(every)
+        print(turns.turn(promote=promote), flush=True)
 
 
 def _keeping(store: str | None, patterns: list[str] | None, days: int | None, *, secrets: bool) -> Keeping:
     from agro.door.sessions import Keeping
 
     if store is None and days is not None:
-        raise Refused("--keep-days: expected --store, in which answers are kept")
+        raise Refused("--keep-days: expected --store, which keeps the answers; got none")
     return Keeping(store, Privacy(redact=not secrets, patterns=patterns or ()), days)
 
 
@@ -182,7 +182,7 @@ def _run(backend: Any, listener: Any, host: str) -> None:
         )
     token = token or secrets.token_urlsafe(24)
     if ":" in token or not token.isascii():
-        raise Refused(f"{TOKEN}: expected ASCII text without a colon, behind which a session may stand")
+        raise Refused(f"{TOKEN}: expected ASCII text without a colon, which separates the session")
     url = address_of(host, listener)
     if TOKEN not in os.environ:
         print(f"{TOKEN}={token}", file=sys.stderr)
@@ -192,7 +192,7 @@ def _run(backend: Any, listener: Any, host: str) -> None:
 
 
 HELP = "/new begins a new conversation, /quit ends"
-ASKED = "better (1, 2, 0 for a tie, Enter to leave it out): "
+QUESTION = "better (1, 2, 0 for a tie, Enter to skip): "
 RATINGS = {"1": 0, "2": 1}  # the position of the better response
 TIE = "0"
 
@@ -207,17 +207,17 @@ def chat(
 ) -> None:
     """Args:
     model: A run, or a model: a folder or hub name.
-    against: start: answer beside the run's, blind; RUN/chat.db gets what you prefer.
-    temperature: 0 is greedy.
+    against: start: answer with the run's start too, blind; RUN/chat.db stores what you prefer.
+    temperature: Sampling temperature; 0 is greedy.
     """
     run = run_of(model)
     check_against(against, run)
-    asked = MeasuredModel.of(run, None if run is not None else model, policy, "a model")
-    asked = replace(asked, environment=None)  # single questions, whatever the run played
-    rollouts = [asked.rollout()]
+    subject = MeasuredModel.of(run, None if run is not None else model, policy, "a model")
+    subject = replace(subject, environment=None)  # single questions, whatever the run's environment
+    rollouts = [subject.rollout()]
     if against is not None:
-        rollouts.append(asked.start())
-    sampler, rng = asked.sampler(1, temperature, max_new), random.Random(seed)
+        rollouts.append(subject.start())
+    sampler, rng = subject.sampler(1, temperature, max_new), random.Random(seed)
     if against is None:
         _talk(rollouts, sampler, rng, None)
         return
@@ -227,17 +227,17 @@ def chat(
         groups = judged.counts().groups
     print(f"preferred: {model} {counts[0]}, start {counts[1]}, ties {counts[TIE]}")
     if counts[0] + counts[1]:
-        command = f"agro train pairs policy.model={asked.name} data.store={path}"
+        command = f"agro train pairs policy.model={subject.name} data.store={path}"
         if groups < RunConfig.load("pairs").train.groups:
             command += f" train.groups={groups}"
         print(f"{path} has the judged pairs; train with: {command}")
 
 
 def run_of(name: str) -> Path | None:
-    """The folder of a run; None for a model, whose folder has a config.json too."""
+    """Return a run's folder; None for a model, whose folder has a config.json too."""
     path = Path(name)
     if not path.exists() and path.parent != Path() and path.parent.is_dir():
-        raise Refused(f"{name}: there is no such run or model in {path.parent}")  # the hub isn't asked then
+        raise Refused(f"{name}: there is no such run or model in {path.parent}")  # without trying the hub
     is_run = (path / "model").is_dir() or (path / "metrics.jsonl").is_file()
     return path if is_run and (path / "config.json").is_file() else None
 
@@ -245,18 +245,18 @@ def run_of(name: str) -> Path | None:
 def _talk(
     rollouts: Sequence[Rollout], sampler: SamplerConfig, rng: random.Random, judged: Store | None
 ) -> Counter[Any]:
-    """Until the user leaves: a response of each model to each line, in random order, of which with two the
-    user chooses without knowing whose they are. The choices and both responses go into `judged`.
+    """Answer each line with each model, until the user leaves. Two answers come in random order, and the user
+    chooses without knowing whose they are. The choices and both responses go into `judged`.
 
     Returns how often each model was preferred, by its number, and ties. Without a chat template each line is
-    a prompt of its own.
+    a separate prompt.
     """
     with suppress(ImportError):
-        import readline  # noqa: F401  # lines can be edited, and earlier ones taken again
+        import readline  # noqa: F401  # enables line editing and history
     print(HELP, file=sys.stderr)
     has_turns = all(bool(rollout.encoder.chat.tokenizer.chat_template) for rollout in rollouts)
     if not has_turns:
-        print("the model has no chat template: each line is a prompt of its own", file=sys.stderr)
+        print("the model has no chat template: each line is a separate prompt", file=sys.stderr)
     counts, messages = Counter[Any](), list[dict[str, Any]]()
     with suppress(EOFError):
         while (line := input("> ")) != "/quit":
@@ -271,11 +271,11 @@ def _talk(
                 (sample,) = rollout.sample([Prompt(text)], 1, sampler, seed=number)
                 answers.append((model, sample))
             rng.shuffle(answers)
-            for place, (_, sample) in enumerate(answers, 1):
-                print(f"{place}: {sample.response}" if len(answers) > 1 else sample.response)
+            for position, (_, sample) in enumerate(answers, 1):
+                print(f"{position}: {sample.response}" if len(answers) > 1 else sample.response)
             better, chosen = answers[0]
             if judged is not None:
-                while (rated := input(ASKED).strip()) not in (*RATINGS, TIE, ""):
+                while (rated := input(QUESTION).strip()) not in (*RATINGS, TIE, ""):
                     pass
                 better, chosen = answers[RATINGS.get(rated, 0)]
                 if rated:
@@ -289,5 +289,5 @@ def _talk(
                 {"role": "assistant", "content": chosen.response},
             ]
         return counts
-    print()  # ends the line of the question
+    print()  # end the prompt's line
     return counts

@@ -1,4 +1,4 @@
-"""Commands that score, export and delete what stores have, and `agro store`: copy, recover, show."""
+"""Commands that score, export and delete the samples of stores, and `agro store`: copy, recover, show."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rich.text import Text as RichText
 
 from agro.cli.common import (
     answer,
-    given,
     leave_out,
     opened_log,
     options,
     pairs,
+    passed_options,
     policy_config,
     terminal,
 )
@@ -50,12 +50,12 @@ def export(
     file: Annotated[Path, typer.Argument()],
     as_json: bool = False,
 ) -> None:
-    """Write the samples of a store, without judgments, as interchange records, which agro import takes.
+    """Write the samples of a store, without judgments, as interchange records, which agro import reads.
 
     Args:
-        store: The store; a run, or the folder of a model.
-        file: A file that ends with .jsonl, .jsonl.gz or .parquet. Of a run or a model a new folder, with the
-            model in 16 bits, an adapter merged.
+        store: A store, a run, or a model's folder.
+        file: For a store, a file that ends with .jsonl, .jsonl.gz or .parquet. For a run or a model, a new
+            folder for the model in 16 bits, with any adapter merged.
     """
     if url_of(store) is not None or not store.is_dir():
         with Store.open(store, read_only=True) as opened:
@@ -64,11 +64,11 @@ def export(
         return
     if file.suffix in (".jsonl", ".gz", ".parquet", ".gguf"):
         raise Refused(
-            f"{file}: of a run or a model agro export writes a folder of safetensors. What to do: give a "
+            f"{file}: agro export writes a run or a model to a folder of safetensors. What to do: name a "
             f"folder; the samples of a run are in {store / 'store.db'}"
         )
     if file.exists():
-        raise Refused(f"{file}: there is such a file or folder; give another one, or remove it")
+        raise Refused(f"{file}: this file or folder exists; use another one, or remove it")
     import torch
 
     from agro.models.policy import Policy
@@ -90,18 +90,18 @@ def score(
     check: bool = False,
     threshold: float | None = None,
     label_threshold: float | None = None,
-    timeout: Annotated[float, typer.Option()] = 10.0,  # any: unlike that of an answer
+    timeout: Annotated[float, typer.Option()] = 10.0,  # no minimum, unlike the shared option
     workers: int = 1,
     as_json: bool = False,
 ) -> None:
     """Args:
-    store: The store; with --check also a log of `agro formats`.
-    missing: Only samples without a reward.
-    check: Store nothing: say how far the reward agrees with the rewards that are there, as labels.
-    threshold: With --check: from which on the reward says yes; half its maximum where it isn't given.
-    label_threshold: With --check: from which on a label says yes; 0.5 where labels are from 0 to 1.
-    timeout: Seconds for one response.
-    workers: Processes of a reward that has some: functions, math, regex; requests of a judge at a time.
+    store: The store; with --check also a log in a format of `agro formats`.
+    missing: Score only samples without a reward.
+    check: Store nothing: report how far the reward agrees with the stored rewards, as labels.
+    threshold: With --check: the reward from which on it says yes. Default: half its maximum.
+    label_threshold: With --check: the label from which on it says yes; 0.5 for labels from 0 to 1.
+    timeout: Seconds per response.
+    workers: Worker processes of functions, math and regex; concurrent requests of a judge.
     """
     config = RewardConfig(name=reward, options=options(option), timeout=timeout, workers=workers)
     if check:
@@ -110,7 +110,7 @@ def score(
         _check_reward(store, config, threshold, label_threshold, as_json)
         return
     if threshold is not None or label_threshold is not None:
-        raise Refused("--threshold and --label-threshold are of --check; add it, or leave them out")
+        raise Refused("--threshold and --label-threshold belong to --check; add it, or leave them out")
     from agro.rollout.rollout import EpisodeReward
 
     done, errors = Counter(scored=0, failed=0, kept=0), Counter[str]()
@@ -139,7 +139,7 @@ def score(
 
 
 def _complete_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
-    """`samples` in parts of about `size`; the rows of an episode, which follow each other, share a part."""
+    """Split `samples` into parts of about `size`, without splitting an episode, whose rows are adjacent."""
     part: list[Sample] = []
     for sample in samples:
         if len(part) >= size and (sample.episode is None or sample.episode != part[-1].episode):
@@ -156,7 +156,7 @@ RESAMPLES = 2000
 def _check_reward(
     labeled: Path, config: RewardConfig, threshold: float | None, labeled_from: float | None, as_json: bool
 ) -> None:
-    """Say how far a reward, most often a judge, agrees with the labels of a store or log."""
+    """Report how far a reward, typically a judge, agrees with the labels of a store or log."""
     with opened_log(labeled) as store:
         samples = list(store.samples(scored=True))
     labels = [sample.reward for sample in samples if sample.reward is not None]
@@ -166,20 +166,20 @@ def _check_reward(
         if not 0 <= min(labels) <= max(labels) <= 1:
             raise Refused(
                 f"{labeled}: expected labels from 0 to 1, got {min(labels):g} to {max(labels):g}. "
-                "What to do: say with --label-threshold from which on one says yes"
+                "What to do: set --label-threshold, the label from which on it says yes"
             )
         labeled_from = 0.5
     with closing(load_reward(config)) as judge:
-        least = judge.maximum / 2 if threshold is None and judge.maximum is not None else threshold
-        if least is None:
+        cutoff = judge.maximum / 2 if threshold is None and judge.maximum is not None else threshold
+        if cutoff is None:
             raise Refused(f"--threshold: expected one, since the reward {config.name} has no known maximum")
-        if not math.isfinite(least) or not math.isfinite(labeled_from):
-            raise Refused(f"expected finite thresholds, got {least} and {labeled_from}")
+        if not math.isfinite(cutoff) or not math.isfinite(labeled_from):
+            raise Refused(f"expected finite thresholds, got {cutoff} and {labeled_from}")
         scores = judge.score(samples)
     scored = zip(scores, labels, strict=True)
-    judged = [(x.value >= least, label >= labeled_from) for x, label in scored if x.value is not None]
+    judged = [(x.value >= cutoff, label >= labeled_from) for x, label in scored if x.value is not None]
     failed = [score.error for score in scores if score.value is None]
-    report = agreement(judged) | {"failed": len(failed), "threshold": least}
+    report = agreement(judged) | {"failed": len(failed), "threshold": cutoff}
     agrees = ""
     if judged:
         kappa = "κ isn't defined: one of both always says the same"
@@ -187,16 +187,16 @@ def _check_reward(
             kappa = f"κ {report['kappa']:.2f} ({report['low']:.2f} to {report['high']:.2f})"
         agrees = f"; it agrees with {report['agreement']:.1%} of the labels, {kappa}"
     counted = f"{len(judged)} samples judged, {len(failed)} not"
-    begin = f"{counted}: yes from {least:g} on, labels from {labeled_from:g} on{agrees}"
+    begin = f"{counted}: yes from {cutoff:g} on, labels from {labeled_from:g} on{agrees}"
     named = [f"  not judged: {error}" for error in list(dict.fromkeys(failed))[:5]]
     answer(report, "\n".join([begin, *named]), as_json)
 
 
 def agreement(judged: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
-    """Share of equal answers and Cohen's κ, (p_o − p_e)/(1 − p_e), with its 95% bootstrap interval.
+    """Compute the share of equal answers and Cohen's κ, (p_o − p_e)/(1 − p_e), with a 95% bootstrap interval.
 
-    `judged`: (the reward's yes, the label's yes) of each sample. κ is None where one of both always says the
-    same: chance explains everything then.
+    `judged`: (the reward's yes, the label's yes) of each sample. κ is None if one of the two is constant:
+    then chance explains all agreement.
     """
     import numpy as np
 
@@ -204,21 +204,21 @@ def agreement(judged: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
         return {"n": 0, "agreement": None, "kappa": None, "low": None, "high": None}
 
     def kappa_of(counts: Any) -> float | None:
-        """`counts`: [4] of samples where neither says yes, the label alone, the reward alone, and both."""
+        """`counts`: [4] samples where neither says yes, the label alone, the reward alone, and both."""
         neither, label, reward, both = (counts / counts.sum()).tolist()
-        by_chance = (reward + both) * (label + both) + (neither + label) * (neither + reward)
-        return None if by_chance == 1 else (neither + both - by_chance) / (1 - by_chance)
+        chance = (reward + both) * (label + both) + (neither + label) * (neither + reward)
+        return None if chance == 1 else (neither + both - chance) / (1 - chance)
 
-    # A resample counts only by how many of each of the four kinds it has: whatever n is, four numbers.
+    # κ depends on the four counts alone, so a resample is four numbers, whatever n is.
     n, counts = len(judged), np.bincount(np.array(judged) @ (2, 1), minlength=4)
-    drawn = np.random.default_rng(0).multinomial(n, counts / n, RESAMPLES)
-    known = [kappa for kappa in map(kappa_of, drawn) if kappa is not None]
-    low, high = np.quantile(known, (0.025, 0.975)).tolist() if known else (None, None)
+    resamples = np.random.default_rng(0).multinomial(n, counts / n, RESAMPLES)
+    finite = [kappa for kappa in map(kappa_of, resamples) if kappa is not None]
+    low, high = np.quantile(finite, (0.025, 0.975)).tolist() if finite else (None, None)
     agreeing = int(counts[0] + counts[3]) / n
     return {"n": n, "agreement": agreeing, "kappa": kappa_of(counts), "low": low, "high": high}
 
 
-TIMEOUT = 3.0  # seconds to wait for others to close the store
+TIMEOUT = 3.0  # seconds to wait for other processes to close the store
 
 
 def forget(
@@ -231,10 +231,10 @@ def forget(
 ) -> None:
     """Args:
     store: The store.
-    source: All samples of this source.
-    prompt_id: All samples of this prompt.
-    meta: All whose meta has this, such as user=alice.
-    yes: Delete; without it, only what would be said.
+    source: Delete all samples of this source.
+    prompt_id: Delete all samples of this prompt.
+    meta: Delete all samples whose meta has this entry, such as user=alice.
+    yes: Really delete; without it, only report what would be deleted.
     """
     conditions = {"--source": source, "--prompt-id": prompt_id, "--meta": meta}
     flags = [flag for flag, value in conditions.items() if value is not None]
@@ -258,8 +258,8 @@ def forget(
     lines = [f"deleted: {len(ids)} samples, with their judgments, from {shlex.quote(str(store))}", runs_text]
     if trained:
         lines.append(
-            "Their weights, pages (report.html) and logs still have what they learned or showed of these "
-            "samples; delete those, or train again. A run that is resumed draws from what is left."
+            "Their weights, pages (report.html) and logs still hold what they learned or showed of these "
+            "samples; delete those, or train again. A resumed run draws from the remaining samples."
         )
     answer(report, "\n".join(lines), as_json)
 
@@ -283,8 +283,8 @@ def store(
     action: Annotated[
         Action,
         typer.Argument(
-            help="copy: a store to a new one, a file or postgresql://…; recover: all that is undamaged into "
-            "a new store, and what is lost; show: samples, in a terminal 500 in a pager, elsewhere 10."
+            help="copy: a store to a new one, a file or postgresql://…; recover: write all undamaged data to "
+            "a new store, and report losses; show: samples, up to 500 in a pager, or 10 outside a terminal."
         ),
     ],
     stores: Annotated[
@@ -301,13 +301,13 @@ def store(
     as_json: bool = False,
 ) -> None:
     """Args:
-    groups: show: the responses to one prompt side by side.
-    reward: show: only such rewards, such as 0.5:
+    groups: show: the responses to each prompt side by side.
+    reward: show: only rewards in this range, such as 0.5:
     source: show: only this source; may be repeated.
-    prompt: show: only prompts that contain this text, in any case.
+    prompt: show: only prompts that contain this text, ignoring case.
     prompt_id: show: only this prompt.
     newest: show: the newest first.
-    limit: show: samples, or groups, at most; 0 shows all.
+    limit: show: maximal number of samples, or groups; 0 shows all.
     """
     count, expected = EXPECTED[action]
     if len(stores) != count:
@@ -323,52 +323,52 @@ def store(
         with Store.open(stores[0], read_only=True) as opened:
             unknown = set(source or ()) - opened.counts().sources.keys()
             if unknown:
-                known = ", ".join(map(repr, opened.counts().sources)) or "none"
-                raise Refused(f"--source {unknown.pop()!r}: expected one of {known}")
+                sources = ", ".join(map(repr, opened.counts().sources)) or "none"
+                raise Refused(f"--source {unknown.pop()!r}: expected one of {sources}")
             find = _groups if groups else _samples
             matches = find(opened, fits, newest, prompt_id=prompt_id, sources=source)
             _show(opened, stores[0], matches, groups, limit, as_json)
         return
-    wrong = [name for name in given(context) if name in SELECTING]
+    wrong = [name for name in passed_options(context) if name in SELECTING]
     leave_out(context, f"agro store {action.value} takes stores alone", wrong)
-    old, out = stores
+    old, new = stores
     if action is Action.recover:
-        recovered = recover(old, out)
+        recovered = recover(old, new)
         answer(recovered.to_json(), str(recovered), as_json)
         return
     from agro.store.copying import copy
 
-    copy(old, out)
-    with Store.open(out, read_only=True) as made:
-        counts = made.counts()
-    copied = {"store": str(out), "samples": counts.samples, "groups": counts.groups}
-    answer(copied, f"{out}: {counts.samples} samples in {counts.groups} groups", as_json)
+    copy(old, new)
+    with Store.open(new, read_only=True) as copied_store:
+        counts = copied_store.counts()
+    copied = {"store": str(new), "samples": counts.samples, "groups": counts.groups}
+    answer(copied, f"{new}: {counts.samples} samples in {counts.groups} groups", as_json)
 
 
-COLUMN = 26  # characters of a response's column at least
+COLUMN = 26  # minimal width of a response's column, in characters
 LONGEST = 800  # characters of a text
-UNASKED, PAGED = 10, 500  # samples, or groups, where no limit is given: written, and in a pager
-BLOCK = 256  # samples read at once, where the newest come first
+UNPAGED, PAGED = 10, 500  # default limits of samples, or groups: printed, and in a pager
+BLOCK = 256  # samples read at once if the newest come first
 
 
 def in_range(text: str | None, flag: str) -> Callable[[float | None], bool]:
-    """Whether a value is in LOW:HIGH, both included; a missing end is unbounded, an unknown value in none."""
+    """Return a test for LOW:HIGH, both inclusive; an empty end is unbounded, and an unknown value fails."""
     if text is None:
         return lambda value: True
     low, colon, high = text.partition(":")
     try:
-        least, most = float(low or "-inf"), float(high or "inf")
+        lowest, highest = float(low or "-inf"), float(high or "inf")
     except ValueError:
-        least = most = math.nan
-    if not colon or not least <= most:
+        lowest = highest = math.nan
+    if not colon or not lowest <= highest:
         raise Refused(f"{flag} {text!r}: expected LOW:HIGH, one of which may be empty, such as 0.5:1 or :0")
-    return lambda value: value is not None and least <= value <= most
+    return lambda value: value is not None and lowest <= value <= highest
 
 
 def _samples(
     store: Store, fits: Callable[[Sample], bool], newest: bool, **selection: Any
 ) -> Iterator[list[Sample]]:
-    """Each fitting sample, alone."""
+    """Yield each matching sample, alone."""
     samples: Iterable[Sample] = store.samples(**selection)
     if newest:
         ids = [row.id for row in store.survey.summaries(**selection)][::-1]
@@ -380,9 +380,9 @@ def _samples(
 def _groups(
     store: Store, fits: Callable[[Sample], bool], newest: bool, prompt_id: str | None, sources: Any
 ) -> Iterator[list[Sample]]:
-    """The fitting responses of each group, the best first, and groups in the order in which they began.
+    """Yield the matching responses of each group, the best first, and groups in the order they began.
 
-    `newest`: the newest response first, and first the group that has the newest one.
+    `newest`: sort responses and groups by their newest sample, newest first.
     """
     prompt_ids = [group.prompt_id for group in store.groups(sources=sources)]
     if newest:
@@ -407,11 +407,11 @@ def _show(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """Samples, each alone or by their prompt, up to a limit; without one in the terminal's pager, if any."""
+    """Show samples, alone or by prompt, up to a limit; without one in the terminal's pager, if any."""
     pager = os.environ.get("MANPAGER") or os.environ.get("PAGER") or "less"
     is_paged = limit is None and not as_json and sys.stdout.isatty() and which(pager.partition(" ")[0])
-    unasked = PAGED if is_paged else UNASKED
-    count = unasked if limit is None else limit
+    default_limit = PAGED if is_paged else UNPAGED
+    count = default_limit if limit is None else limit
     shown = list(islice(matches, count or None))
     more = bool(count) and next(matches, None) is not None
     total = store.counts().samples
@@ -423,13 +423,13 @@ def _show(
             rows.append(prompt | {"responses": records} if groups else records[0])
         report = {"store": str(path), "samples_in_store": total, "more": more}
         report["groups" if groups else "samples"] = rows
-        print(json.dumps(report, allow_nan=False))  # ASCII: responses may have what UTF-8 can't encode
+        print(json.dumps(report, allow_nan=False))  # ASCII: responses may have lone surrogates
         return
     console = terminal()
     if not shown:
-        console.print(f"none of {total:,} samples fits")
-    asked = {"LESS": "FRX", "LESSCHARSET": "utf-8"}  # as git asks less: leave a page that fits, show colors
-    os.environ |= asked | os.environ
+        console.print(f"none of {total:,} samples matches")
+    pager_settings = {"LESS": "FRX", "LESSCHARSET": "utf-8"}  # like git: quit if the page fits, show colors
+    os.environ |= pager_settings | os.environ
     with console.pager(styles=True) if is_paged and shown else nullcontext():
         for match in shown:
             _print(console, match)
@@ -438,7 +438,7 @@ def _show(
 
 
 def _print(console: Console, samples: Sequence[Sample]) -> None:
-    """The prompt, and the responses to it, side by side as far as the terminal is wide enough."""
+    """Print a prompt and its responses, side by side if the terminal is wide enough."""
     rewards = [s.reward for s in samples if s.reward is not None]
     spread = f", rewards {min(rewards):g} to {max(rewards):g}" if len(rewards) > 1 else ""
     count = f": {len(samples)} responses{spread}" if len(samples) > 1 else ""
@@ -453,7 +453,7 @@ def _print(console: Console, samples: Sequence[Sample]) -> None:
 
 
 def _response(s: Sample) -> Group:
-    """Reward, source, version, length and size of the kept sets of a response, and its text."""
+    """Format a response's reward, source, version, length and kept-set size, and its text."""
     source = visible(s.source or s.role) + (f" ({s.role})" if s.source and s.source != s.role else "")
     length = f"{len(s.response):,} characters"
     if s.action is not None:
@@ -469,7 +469,7 @@ def _response(s: Sample) -> Group:
         sizes = s.kept_count[s.kept_count > 0]
         facts.append(f"kept sets of {sizes.mean():.1f} ids" if len(sizes) else "nothing excluded")
     text = RichText(shorten(s.response, LONGEST) or "(empty)", overflow="fold")
-    for start, end in Answer.of([s]).observations:  # the turns of an environment
+    for start, end in Answer.of([s]).observations:  # the environment's turns
         text.stylize("dim italic", start, end)
     parts = [RichText("  ".join(facts), "bold"), text]
     if s.meta.get("reward_error") is not None:

@@ -1,2 +1,2 @@
-"""The door: programs that speak to OpenAI's or Anthropic's interfaces sample from a policy here, and each of
-their calls becomes a sample."""
+"""The door: an HTTP server with OpenAI's and Anthropic's interfaces that samples from a policy and stores
+each call as a sample."""

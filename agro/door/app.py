@@ -1,4 +1,4 @@
-"""The door over HTTP: who may ask, how much and how long; routes; server-sent events; metrics."""
+"""The door over HTTP: authentication, limits, routes, server-sent events, metrics."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from agro.rollout.engines.hf import HF
 from agro.rollout.rollout import recorded
 
 BODY_BYTES = 16 << 20
-BODY_SECONDS = 30.0  # in which a body has to arrive
-LOOK_SECONDS = 1.0  # between two looks for new weights
-SESSION = "x-agro-session"  # a header; a session is also a part of the path, or of the key
+BODY_SECONDS = 30.0  # time limit for a body to arrive
+LOOK_SECONDS = 1.0  # between two checks for new weights
+SESSION = "x-agro-session"  # a header; a session may also be part of the path or of the key
 LOG = logging.getLogger("uvicorn.error")
 T = TypeVar("T")
 Newest = Callable[[], tuple[int, AbstractContextManager[Path]]]
-"""The version of the newest weights, -1 where unknown, and their folder, which may be fetched for it"""
+"""Returns the version of the newest weights, -1 if unknown, and a context that fetches their folder."""
 
 
 class Feedback(BaseModel):
-    """On the answer with an id, or on a session."""
+    """Feedback on one answer, by its id, or on a session."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -56,10 +56,10 @@ class Feedback(BaseModel):
 
 
 class Application:
-    """The requests of all clients."""
+    """The HTTP application: serves the requests of all clients."""
 
     def __init__(self, backend: Any, host: str, token: str) -> None:
-        """`backend`: what answers, such as `Serving` or `agro.door.proxy.Proxy`."""
+        """`backend`: answers requests, such as `Serving` or `agro.door.proxy.Proxy`."""
         self.backend, self._host, self._token = backend, host, token
         self._answered: Counter[tuple[str, int]] = Counter()
         routes = [Route("/health", self.health), Route("/metrics", self.metrics)]
@@ -101,26 +101,26 @@ class Application:
         return response
 
     async def feedback(self, request: Request) -> Response:
-        """With `name`, that of a call or of a session, and `episode`."""
+        """Pass feedback to the backend, with `name`, which is a call's or a session's, and `episode`."""
         session = self._admit(request)
-        asked = {"session": session, **object_in(await self._body(request))}
-        given = validated(Feedback, asked).model_dump(exclude_none=True)
-        name = given.pop("session", "")
-        name = given.pop("id", "") or name
-        if not name or not given or given.keys() >= {"thumb", "reward"}:
+        fields = {"session": session, **object_in(await self._body(request))}
+        feedback = validated(Feedback, fields).model_dump(exclude_none=True)
+        name = feedback.pop("session", "")
+        name = feedback.pop("id", "") or name
+        if not name or not feedback or feedback.keys() >= {"thumb", "reward"}:
             expected = "id or session, and reward, thumb, comment or correction, not both reward and thumb"
-            raise Problem(400, f"expected {expected}, got {', '.join(asked):.200}")
+            raise Problem(400, f"expected {expected}, got {', '.join(fields):.200}")
         for kind in INTERFACES.values():
             name = name.removeprefix(kind.prefix)
-        given |= {"name": name, "episode": check_name(name.partition(".")[0])}
-        return JSONResponse(await self.backend.feedback(given))
+        feedback |= {"name": name, "episode": check_name(name.partition(".")[0])}
+        return JSONResponse(await self.backend.feedback(feedback))
 
     def _admit(self, request: Request) -> str | None:
-        """The session of a request that may be answered. Raises `Problem` for others."""
+        """Return the session of an authorized request. Raises `Problem` for any other request."""
         headers = request.headers
         host, origin = headers.get("host", ""), headers.get("origin")
         if not is_for_us(request, self._host) or (origin and origin.partition("://")[2] != host):
-            raise Problem(403, "only for programs at this address: not for pages of others")
+            raise Problem(403, "expected a program at this address, got a request from another site")
         key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
         token, _, suffix = key.partition(":")
         if not hmac.compare_digest(token.encode(), self._token.encode()):
@@ -149,15 +149,15 @@ class Application:
 
 
 class Keeper(Protocol):
-    """What becomes of sessions and feedback: `Recorder`, or what a run does with them."""
+    """Handles sessions and feedback: `Recorder`, or a run."""
 
     async def open_session(self, name: str | None) -> None: ...
-    async def feedback(self, given: dict[str, Any]) -> dict[str, Any]: ...
+    async def feedback(self, feedback: dict[str, Any]) -> dict[str, Any]: ...
     def measures(self) -> dict[str, float]: ...
 
 
 class Serving:
-    """The backend of a policy in this process."""
+    """The backend for a policy in this process."""
 
     def __init__(self, door: Door, model: str, keeper: Keeper) -> None:
         self.door, self.model, self.keeper, self.feedback = door, model, keeper, keeper.feedback
@@ -176,7 +176,7 @@ class Serving:
         events = self.door.answer(wire, session)
 
         async def first() -> Event:
-            """Of a stream, so that what is refused has a status of its own; else after all are there."""
+            """Await the first event, so that a refusal sets the status; without a stream await the end."""
             event = await anext(events)
             if not wire.options.stream:
                 async for _ in events:
@@ -189,13 +189,13 @@ class Serving:
                     yield wire.framed(event)
                     async for event in events:
                         yield wire.framed(event)
-            except Exception as error:  # the status is sent: the client must read of it here
+            except Exception as error:  # the status is sent already: report the error in the stream
                 problem = problem_of(error)
                 if problem.status == 500:
-                    LOG.exception("a stream ended with an error")  # as that of an answer without a stream
+                    LOG.exception("a stream ended with an error")  # logged as for an answer without a stream
                 yield f"event: error\ndata: {json.dumps(wire.error(problem))}\n\n"
 
-        event = await _unless_gone(request, first())
+        event = await _unless_disconnected(request, first())
         if wire.options.stream:
             return StreamingResponse(framed(event), media_type="text/event-stream")
         return JSONResponse(wire.whole())
@@ -205,35 +205,35 @@ class Serving:
 def opened(
     engine: Any, size: int, keeping: Keeping, model: str, seconds: float, newest: Newest | None = None
 ) -> Iterator[Serving]:
-    """`newest`: where weights change while it serves. Raises `Refused` for an engine that isn't in this
-    process, and for a store that can't be opened."""
+    """Serve an engine. `newest`: looks up weights that change meanwhile. Raises `Refused` for an engine in
+    another process, and for a store that can't be opened."""
     if not isinstance(engine, HF):
-        raise Refused("agro serve samples in this process; for a server of its own use agro proxy --to URL")
+        raise Refused("agro serve samples in this process; for a separate server use agro proxy --to URL")
     sessions = Sessions(engine.policy.encoder)
 
     async def keep(call: Call, outcome: Outcome, sampler: SamplerConfig, number: int) -> None:
         meta = {"finish": outcome.finish, "tool_calls": len(outcome.calls)}
         fields = {"meta": meta, "sampling": recorded(sampler, number), "source": model}
-        of_ours: dict[str, Any] = {"encoder": sessions.encoder, "privacy": keeping.privacy, **fields}
-        await recorder.keep(partial(store_row, call=call, **of_ours))
+        shared: dict[str, Any] = {"encoder": sessions.encoder, "privacy": keeping.privacy, **fields}
+        await recorder.keep(partial(store_row, call=call, **shared))
 
     with (
         closing(Recorder(keeping, sessions, model)) as recorder,
         closing(Batch(engine.policy, size, fused=engine.fused, version=engine.version)) as batch,
     ):
-        ended = threading.Event()
+        closed = threading.Event()
         if newest is not None:
-            threading.Thread(target=_follow, args=(engine, batch, newest, ended), daemon=True).start()
+            threading.Thread(target=_follow, args=(engine, batch, newest, closed), daemon=True).start()
         try:
             yield Serving(Door(engine.policy, batch, sessions, keep=keep, seconds=seconds), model, recorder)
         finally:
-            ended.set()
+            closed.set()
 
 
-def _follow(engine: HF, batch: Batch, newest: Newest, ended: threading.Event) -> None:
-    """Give a batch the newest weights between two tokens, as soon as they are there."""
-    said = ""
-    while not ended.wait(LOOK_SECONDS):
+def _follow(engine: HF, batch: Batch, newest: Newest, closed: threading.Event) -> None:
+    """Load new weights into the batch between two tokens as soon as they are published."""
+    previous = ""
+    while not closed.wait(LOOK_SECONDS):
         try:
             version, opening = newest()
             if version == batch.version:
@@ -241,34 +241,34 @@ def _follow(engine: HF, batch: Batch, newest: Newest, ended: threading.Event) ->
             with opening as folder:
                 batch.renew(partial(engine.load, folder, version), version).result()
                 text = f"agro: serving version {version}, {folder}"
-        except Exception as error:  # noqa: BLE001 else the thread would end unnoticed, and the weights stay
-            text = f"agro: serving version {batch.version} on: {error}"
-        if text != said:
+        except Exception as error:  # noqa: BLE001 an error must not end the thread silently
+            text = f"agro: still serving version {batch.version}: {error}"
+        if text != previous:
             print(without_secrets(text), file=sys.stderr, flush=True)
-        said = text
+        previous = text
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled where the client leaves."""
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`; cancel it if the client disconnects."""
 
     async def leave() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, gone = asyncio.create_task(work), asyncio.create_task(leave())
+    task, disconnect = asyncio.create_task(work), asyncio.create_task(leave())
     try:
-        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, disconnect], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Problem(499, "the client left")
+            raise Problem(499, "the client disconnected")
         return task.result()
     finally:
-        for each in (task, gone):
+        for each in (task, disconnect):
             each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
 def object_in(body: bytes) -> dict[str, Any]:
-    """Raises `Problem` for what isn't a JSON object."""
+    """Parse a JSON object. Raises `Problem` for anything else."""
     try:
         value = loads(body)
         if b"\\ud" in body.lower():
@@ -281,7 +281,7 @@ def object_in(body: bytes) -> dict[str, Any]:
 
 
 def problem_of(error: Exception) -> Problem:
-    """An error as it is answered; what is our fault without its words, which may be anybody's."""
+    """Convert an error to a reply; a failure of ours without its text, which may hold user data."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, Refused):

@@ -1,7 +1,6 @@
-"""One batch of continuations that runs on: a request joins it at the next token, and leaves it when it ends.
+"""Continuous batching: a request joins the running batch at the next token, and leaves it when it ends.
 
-Requests have samplers of their own. They are served in the order in which they came; those that find no room
-wait.
+Each request has its own sampler. Requests are served in order of arrival; those without room wait.
 """
 
 from __future__ import annotations
@@ -25,35 +24,35 @@ from agro.rollout.engines.decoding_rows import Finished, Rows, Stops
 from agro.rollout.engines.draw import draw
 from agro.rollout.engines.fused import FusedStep
 
-PROMPT, ROOM = 256, 256  # tokens that a new batch has columns for; more are added where they are needed
+PROMPT, ROOM = 256, 256  # token columns of a new batch; more are added as needed
 
 
 class Token(NamedTuple):
-    """A token that was drawn."""
+    """A sampled token."""
 
     id: int
-    logp: float  # nats, under the distribution sampled from
+    logp: float  # nats, under the sampling distribution
     version: int  # optimizer steps of the weights; -1: unknown
-    model_logp: float | None = None  # of the model at temperature 1, where `Job.top` asks
+    model_logp: float | None = None  # the model's at temperature 1, if `Job.top` is set
     top: Sequence[tuple[int, float]] = ()  # the likeliest ids, with their `model_logp`
 
 
-Progress = Token | str | Exception  # str: how it ended, "stop" or "length"
+Progress = Token | str | Exception  # str: the finish reason, "stop" or "length"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Job(Request):
-    """A request of one client. `put` is given each token, then how it ended; it must not wait."""
+    """One client's request. `put` receives each token, then the finish reason; it must not block."""
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # two of the same content are two requests
+    __eq__, __hash__ = object.__eq__, object.__hash__  # equal content doesn't make requests equal
 
     sampler: SamplerConfig
     put: Callable[[Progress], None]
-    top: int | None = None  # likeliest tokens to report; None: no log-probs of the model either
+    top: int | None = None  # number of likeliest tokens to report; None: report no model log-probs
 
 
 class MixedRows(Rows):
-    """Rows of requests with a sampler each, and of any room."""
+    """Rows whose requests have different samplers and lengths."""
 
     def __init__(self, policy: Policy, size: int, *, fused: bool) -> None:
         shape = [Request(0, [0] * PROMPT, ROOM)] * (size + 1)
@@ -70,7 +69,7 @@ class MixedRows(Rows):
         super().admit(wave)
 
     def leave(self, jobs: set[Job]) -> None:
-        """Remove the rows of these requests, unfinished."""
+        """Drop the rows of these unfinished requests."""
         rows = [i for i, job in enumerate(self.live) if job in jobs]
         if rows:
             self._remove(rows)
@@ -78,7 +77,7 @@ class MixedRows(Rows):
     def _draw(self, logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         jobs: list[Job] = self.live  # type: ignore[assignment]
         shown = [i for i, job in enumerate(jobs) if job.top is not None]
-        of_model = logits[shown].float().log_softmax(1) if shown else None
+        model_logp = logits[shown].float().log_softmax(1) if shown else None
         tokens = torch.empty(len(jobs), dtype=torch.long, device=logits.device)
         logp = logits.new_empty(len(jobs))
         rows_of: dict[SamplerConfig, list[int]] = {}
@@ -89,27 +88,27 @@ class MixedRows(Rows):
             tokens[index], logp[index] = draw(logits[index], noise[index], sampler)
         ids, logps = tokens.tolist(), logp.tolist()
         self.drawn = [(job, Token(ids[i], logps[i], self.version)) for i, job in enumerate(jobs)]
-        for place, i in enumerate(shown):
-            assert of_model is not None
+        for position, i in enumerate(shown):
+            assert model_logp is not None
             job, token = self.drawn[i]
-            best = of_model[place].topk(min(job.top or 0, of_model.shape[1]))
+            best = model_logp[position].topk(min(job.top or 0, model_logp.shape[1]))
             top = list(zip(best.indices.tolist(), best.values.tolist()))
-            self.drawn[i] = job, token._replace(model_logp=of_model[place, ids[i]].item(), top=top)
+            self.drawn[i] = job, token._replace(model_logp=model_logp[position, ids[i]].item(), top=top)
         return tokens, logp
 
     def _stopped(self) -> list[int]:
         jobs: list[Job] = self.live  # type: ignore[assignment]
-        first = self.first.tolist()
-        return [i for i, job in enumerate(jobs) if self._has_stop(job, self.tokens[i], first[i], self.end)]
+        starts = self.first.tolist()
+        return [i for i, job in enumerate(jobs) if self._has_stop(job, self.tokens[i], starts[i], self.end)]
 
-    def _has_stop(self, job: Job, tokens: NDArray[np.int64], first: int, end: int) -> bool:
+    def _has_stop(self, job: Job, tokens: NDArray[np.int64], start: int, end: int) -> bool:
         texts = job.sampler.stop
         if not texts:
             return False
-        return self._stops.setdefault(texts, Stops(self.policy, texts)).found(tokens, first, end)
+        return self._stops.setdefault(texts, Stops(self.policy, texts)).found(tokens, start, end)
 
     def finish_of(self, done: Finished) -> str:
-        """How a response ended."""
+        """Return the finish reason of a response."""
         job: Any = done.request
         tokens: NDArray[np.int64] = np.concatenate([np.array(job.ids[-1:], np.int64), done.tokens])
         is_ended = done.tokens[-1] in self.policy.eos_ids or self._has_stop(job, tokens, 1, len(tokens))
@@ -117,10 +116,10 @@ class MixedRows(Rows):
 
 
 class Batch:
-    """A thread that decodes what is submitted, `size` requests at once."""
+    """A thread that decodes submitted requests, `size` at once."""
 
     def __init__(self, policy: Policy, size: int, *, fused: bool = False, version: int = -1) -> None:
-        """`version`: of the weights; `renew` gives it others between two tokens."""
+        """`version`: of the weights; `renew` replaces them between two tokens."""
         self.policy, self.size, self.fused, self.version = policy, size, fused, version
         self.running = self.tokens = 0  # requests in the batch; tokens drawn so far
         self.waiting: deque[Job] = deque()
@@ -137,14 +136,14 @@ class Batch:
             self._changed.notify()
 
     def leave(self, job: Job) -> None:
-        """Nobody waits for this request any more."""
+        """Cancel a request."""
         with self._changed:
             self._left.add(job)
             self._changed.notify()
 
     def renew(self, load: Callable[[], None], version: int) -> Future[None]:
-        """Let the thread call `load` between two tokens, which gives the policy weights of this version.
-        Answers under way go on with the keys and values that they have."""
+        """Call `load` in the thread between two tokens, to load weights of this version into the policy.
+        Unfinished answers continue with their cached keys and values."""
         future: Future[None] = Future()
         with self._changed:
             self._renewals.append((load, version, future))
@@ -165,8 +164,8 @@ class Batch:
                     self._changed.wait()
                 if not self._is_open:
                     return
-                left, self._left = self._left, set()
-                self.waiting = deque(job for job in self.waiting if job not in left)
+                cancelled, self._left = self._left, set()
+                self.waiting = deque(job for job in self.waiting if job not in cancelled)
                 free = self.size if rows is None else rows.free
                 wave = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
                 renewals = [self._renewals.popleft() for _ in range(len(self._renewals))]
@@ -177,18 +176,18 @@ class Batch:
                     if rows is not None and rows.fused is not None:  # it copies weights
                         rows.fused = FusedStep(self.policy, self.size)
                     future.set_result(None)
-                except Exception as error:  # noqa: BLE001 of files or of torch: who renews gets it
+                except Exception as error:  # noqa: BLE001 from files or torch: the caller of `renew` gets it
                     future.set_exception(error)
             try:
                 if rows is None:
                     rows = MixedRows(self.policy, self.size, fused=self.fused)
-                rows.leave(left)
+                rows.leave(cancelled)
                 if wave:
                     rows.admit(list(wave))
                 if rows.live:
                     self._advance(rows)
                 self.running = len(rows.live)
-            except Exception as error:  # noqa: BLE001 such as no memory: who waits would wait forever
+            except Exception as error:  # noqa: BLE001 such as out of memory: a client would wait forever
                 under_way: set[Any] = {*wave, *(rows.live if rows is not None else ())}
                 under_way |= {job for job, _ in rows.drawn} if rows is not None else set()
                 for job in under_way:
@@ -196,12 +195,12 @@ class Batch:
                 rows, self.running = None, 0
 
     def _advance(self, rows: MixedRows) -> None:
-        """One token for each row."""
-        rows.version, rows.drawn = self.version, []  # not those that ended a step ago
+        """Sample one token per row."""
+        rows.version, rows.drawn = self.version, []  # drop the tokens of the last step
         finished = rows.step()
         self.tokens += len(rows.drawn)
-        for drawn, token in rows.drawn:
-            drawn.put(token)
+        for request, token in rows.drawn:
+            request.put(token)
         for done in finished:
             job: Any = done.request
             job.put(rows.finish_of(done))

@@ -1,13 +1,14 @@
-"""`environment.name = "harness:COMMAND"`: any program that calls a model is an environment.
+"""`environment.name = "harness:COMMAND"`: use any program that calls a model as an environment.
 
-For each response a process of the command runs against a door on the weights that are trained, with
+For each response a process runs the command against a door on the weights under training, with
 
-- OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY: a session of its own
+- OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY: the process's own session
 - AGRO_PROMPT: the prompt, text or messages as JSON; AGRO_COLUMNS: the row's columns as JSON
 - AGRO_RESULT: the file of the reward, `{"reward": …}`, where `reward = "file"`
 
-Its calls are the rows of one episode (`agro.door.sessions`). The run's sampler decides temperature and
-truncation, whatever the program asks. Who hangs or dies has a failed episode, whose reward is unknown.
+Its calls are the rows of one episode (`agro.door.sessions`). The run's sampler sets temperature and
+truncation, whatever the program requests. If the program hangs or dies, the episode fails and its reward is
+unknown.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ from agro.rollout.rollout import Rollout, before_stop, recorded
 from agro.types import Prompt, Sample
 
 POLL_SECONDS = 0.02
-LOG_BYTES, RESULT_BYTES = 300, 1 << 16  # that are read of a program's files
+LOG_BYTES, RESULT_BYTES = 300, 1 << 16  # bytes read of a program's files
 
 
 @dataclass(eq=False)
 class Attempt:
-    """A process, and what it was answered."""
+    """A process, and the answers to its calls."""
 
     index: int  # of the response
     prompt: Prompt
@@ -60,12 +61,12 @@ class Attempt:
     deadline: float
     rows: dict[int, Call] = field(default_factory=dict)  # the last call of each
     outcomes: list[tuple[Call, Outcome]] = field(default_factory=list)
-    reward: Any = None  # unknown where there is an error, or the run's own reward scores the episode
+    reward: Any = None  # None after an error, or if the run's reward scores the episode
     error: str | None = None
 
 
 class Options(Section):
-    """Of `environment.options`."""
+    """`environment.options`."""
 
     env: dict[str, str] = setting({})
     seconds: Positive = 300.0
@@ -80,25 +81,23 @@ class Harness:
     command: Sequence[str] = ()
 
     def __init__(self, command: str, options: Mapping[str, Any], config: EnvironmentConfig) -> None:
-        """Raises `Refused` where the command or an option isn't as expected."""
+        """Raises `Refused` for a missing command or an invalid option."""
         self.name = f"harness:{command}"
         self.options = read_options(Options, options, "environment.options")
-        with suppress(ValueError):  # quotes without an end: nothing is left
+        with suppress(ValueError):  # an unclosed quote: the command stays empty
             self.command = shlex.split(command)
         if not self.command or shutil.which(self.command[0]) is None:
-            raise Refused(
-                f"environment.name: {self.name}: expected a command that is installed after the colon"
-            )
+            raise Refused(f"environment.name: {self.name}: expected an installed command after the colon")
 
     def play(
         self, rollout: Rollout, prompt_of: Mapping[int, Prompt], sampler: SamplerConfig, seed: int
     ) -> Iterator[Sample]:
-        """The samples of each episode as soon as it ends. Raises `Refused` for an engine elsewhere."""
+        """Yield an episode's samples when it ends. Raises `Refused` for an engine in another process."""
         if not isinstance(rollout.engine, HF):
             raise Refused(
                 f"environment.name: {self.name}: expected an engine in this process, got "
-                f"{type(rollout.engine).__name__}. What to do: use engine.kind = hf; what a server answers "
-                "can be stored with agro proxy"
+                f"{type(rollout.engine).__name__}. What to do: use engine.kind = hf; agro proxy can store a "
+                "server's answers"
             )
         waiting, running = deque(prompt_of.items()), dict[str, Attempt]()
         with (
@@ -112,8 +111,8 @@ class Harness:
                         name = f"{waiting[0][0]}-{secrets.token_hex(8)}"
                         running[name] = self._start(*waiting.popleft(), Path(folder) / name, url, token)
                     time.sleep(POLL_SECONDS)
-                    ended = [name for name, attempt in running.items() if self._has_ended(attempt)]
-                    for attempt in [running.pop(name) for name in ended]:
+                    finished = [name for name, attempt in running.items() if self._has_ended(attempt)]
+                    for attempt in [running.pop(name) for name in finished]:
                         yield from self._samples(rollout, attempt, sampler, seed)
             finally:
                 for attempt in running.values():
@@ -123,7 +122,7 @@ class Harness:
     def _door(
         self, rollout: Rollout, running: Mapping[str, Attempt], sampler: SamplerConfig, seed: int
     ) -> Iterator[tuple[str, str]]:
-        """The URL and the token of a door on the engine's weights."""
+        """Open a door on the engine's weights, and yield its URL and token."""
         engine: Any = rollout.engine
 
         def number(call: Call, _: int | None, choice: int) -> int:
@@ -159,35 +158,35 @@ class Harness:
         return Attempt(index, prompt, folder, process, time.monotonic() + self.options.seconds)
 
     def _has_ended(self, attempt: Attempt) -> bool:
-        """Then `error` says what failed."""
-        code, how = attempt.process.poll(), self.options.reward
+        """Return whether a process has ended, and set its reward or error."""
+        code, source = attempt.process.poll(), self.options.reward
         if code is None and time.monotonic() < attempt.deadline:
             return False
         if code is None:
-            attempt.error = f"no end in environment.options.seconds = {self.options.seconds:g}"
-        elif code != 0 and not (how == "exit" and code == 1):
+            attempt.error = f"it exceeded environment.options.seconds = {self.options.seconds:g}"
+        elif code != 0 and not (source == "exit" and code == 1):
             attempt.error = f"exit status {code}"
         elif not attempt.outcomes:
             attempt.error = "the program didn't call the model"
-        elif how == "exit":
+        elif source == "exit":
             attempt.reward = 1.0 - code
-        elif how == "file":
+        elif source == "file":
             with suppress(OSError, ValueError, LookupError, TypeError):
                 attempt.reward = loads(_end_of(attempt.folder / "result.json", RESULT_BYTES))["reward"]
         value = attempt.reward
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if attempt.error is not None or how == "run":
+        if attempt.error is not None or source == "run":
             attempt.reward = None
         elif not is_number or not abs(value) <= sys.float_info.max:  # nor NaN
             attempt.reward = None
-            attempt.error = f'no reward: expected a number by environment.options.reward = "{how}"'
+            attempt.error = f'no reward: expected a number by environment.options.reward = "{source}"'
         _kill(attempt)
         return True
 
     def _samples(
         self, rollout: Rollout, attempt: Attempt, sampler: SamplerConfig, seed: int
     ) -> Iterator[Sample]:
-        """The rows of an episode; one without tokens where the model wasn't called."""
+        """Yield an episode's rows, or one without tokens if the model wasn't called."""
         prompt = attempt.prompt
         meta = {**prompt.columns, "index": attempt.index, "turns": len(attempt.outcomes)}
         meta |= {"finish": "error", "last_turn": "", "tool_calls": 0}
@@ -198,20 +197,20 @@ class Harness:
             meta["finish"] = outcome.finish if attempt.error is None else "error"
         if attempt.error is not None:
             log = _end_of(attempt.folder / "log", LOG_BYTES).decode("utf-8", "replace").strip()
-            said = f"; it said: {log}" if log else ""
-            meta["reward_error"] = without_secrets(f"{self.name}: {attempt.error}{said}")
+            output = f"; its output: {log}" if log else ""
+            meta["reward_error"] = without_secrets(f"{self.name}: {attempt.error}{output}")
         shared: dict[str, Any] = {"prompt": prompt.text, "prompt_id": prompt.id, "reward": attempt.reward}
         shared |= {"sampling": recorded(sampler, seed), "source": rollout.source, "role": rollout.role}
         if not attempt.rows:
             yield Sample(response="", meta=meta, **shared)
         episode = attempt.folder.name if len(attempt.rows) > 1 else None
         for _, call in sorted(attempt.rows.items()):
-            # A number above 0: the context is what the program sent, not the prompt.
+            # A number above 0 marks a context that the program sent, unlike the prompt.
             yield call.row.sample(rollout.encoder, number=1, meta=meta, episode=episode, **shared)
 
 
 class _Playing:
-    """Keeps answers and feedback of episodes under way. `running`: by the names of their sessions."""
+    """Collects answers and feedback of running episodes. `running`: attempts by session name."""
 
     def __init__(self, running: Mapping[str, Attempt]) -> None:
         self._running = running
@@ -227,19 +226,19 @@ class _Playing:
 
     async def open_session(self, name: str | None) -> None:
         if name not in self._running:
-            raise Problem(404, "expected the session of an episode under way")
+            raise Problem(404, "expected the session of a running episode")
 
-    async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
-        await self.open_session(given["episode"])
-        if given.keys().isdisjoint(("reward", "thumb")):
+    async def feedback(self, feedback: dict[str, Any]) -> dict[str, Any]:
+        await self.open_session(feedback["episode"])
+        if feedback.keys().isdisjoint(("reward", "thumb")):
             raise Problem(400, "expected a reward or a thumb: a run keeps no comments and corrections")
-        reward = given["reward"] if "reward" in given else THUMBS[given["thumb"]]
-        self._running[given["episode"]].reward = reward
-        return {"episode": given["episode"], "reward": reward}
+        reward = feedback["reward"] if "reward" in feedback else THUMBS[feedback["thumb"]]
+        self._running[feedback["episode"]].reward = reward
+        return {"episode": feedback["episode"], "reward": reward}
 
 
 def _end_of(path: Path, count: int) -> bytes:
-    """The last bytes. Raises `OSError` for what isn't a file: a program could let it wait forever."""
+    """Read the last bytes. Raises `OSError` unless it is a regular file: a pipe could block forever."""
     if not path.is_file():
         raise FileNotFoundError(path)
     with path.open("rb") as file:
@@ -248,7 +247,7 @@ def _end_of(path: Path, count: int) -> bytes:
 
 
 def _kill(attempt: Attempt) -> None:
-    """With all that it has started in its session."""
+    """Kill the process with its process group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(attempt.process.pid, signal.SIGKILL)
     attempt.process.kill()

@@ -1,7 +1,7 @@
-"""`agro proxy`: in front of a server with OpenAI's or Anthropic's interface; what passes is stored.
+"""`agro proxy`: store the traffic of a server with OpenAI's or Anthropic's interface.
 
-Requests and answers pass as they are. A sample has texts, and the ids of tokens and their log-probs where the
-server returned them (vLLM: `return_token_ids` and `logprobs`, which `--tokens` adds to requests).
+Requests and answers pass unchanged. A sample has texts, and token ids with log-probs if the server returned
+them (vLLM: `return_token_ids` and `logprobs`, which `--tokens` adds to requests).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from agro.rollout.rollout import EpisodeRow
 from agro.types import ROUNDING, Messages, Sample, end_in
 from agro.types.conversation import normalized
 
-PASSED = ("content-type", "accept", "anthropic-version", "anthropic-beta")  # headers of requests
+PASSED = ("content-type", "accept", "anthropic-version", "anthropic-beta")  # request headers
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_sequences")
-TEXTS = (  # what comes in parts, of all interfaces
+TEXTS = (  # fields that arrive in parts, in any interface
     *("content", "reasoning_content", "reasoning", "name", "arguments"),
     *("text", "thinking", "partial_json"),
 )
 ENDS = ("message_stop", "response.completed", "response.incomplete")  # types of the last event
 REPLY_BYTES = 64 << 20
-UNREADABLE = (Refused, ValueError, LookupError, TypeError, AttributeError)  # of a reply of another shape
+UNREADABLE = (Refused, ValueError, LookupError, TypeError, AttributeError)  # a reply of another shape
 
 
 class Proxy:
-    """Passes requests on to the server at a URL, with its own key."""
+    """Forwards requests to the server at a URL, with that server's key."""
 
     def __init__(self, url: str, key: str | None, keeping: Keeping, seconds: float, *, tokens: bool) -> None:
-        """`tokens`: ask for ids and log-probs where the client doesn't."""
+        """`tokens`: request ids and log-probs even if the client doesn't."""
         address = httpx.URL(url)
         if address.scheme not in ("http", "https") or not address.host:
             raise Refused(f"--to {url}: expected the URL of a server, such as http://127.0.0.1:8000/v1")
@@ -53,7 +53,7 @@ class Proxy:
         self.memory = Memory()
         self.recorder = Recorder(keeping, self.memory, f"proxy:{address.host}")
         self.feedback, self.close = self.recorder.feedback, self.recorder.close
-        self.unstored = 0  # answers that couldn't be read
+        self.unstored = 0  # number of unreadable answers
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(seconds, connect=10))
 
     def measures(self) -> dict[str, float]:
@@ -67,26 +67,26 @@ class Proxy:
             raise Problem(502, f"the server's models can't be read (status {reply.status_code})") from None
 
     async def ask(self, request: Request, path: str, body: bytes, session: str | None) -> Response:
-        asked = object_in(body)
+        query = object_in(body)
         await self.recorder.open_session(session)
         if self._tokens and path == "chat/completions":
-            body = json.dumps({"logprobs": True, "return_token_ids": True, **asked}).encode()
+            body = json.dumps({"logprobs": True, "return_token_ids": True, **query}).encode()
         headers = {name: request.headers[name] for name in PASSED if name in request.headers}
         reply = await self._send("POST", path, body, headers)
         kind = reply.headers.get("content-type", "application/json")
         if reply.status_code == httpx.codes.OK and kind.startswith("text/event-stream"):
-            stream = self._stream(reply, path, asked, session)
+            stream = self._stream(reply, path, query, session)
             return StreamingResponse(stream, media_type="text/event-stream")
         content = await _content(reply)
         if reply.status_code == httpx.codes.OK:
-            await self._keep(asked, content, session)
+            await self._keep(query, content, session)
         return Response(content, reply.status_code, media_type=kind)
 
     async def _send(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
-        """The head of the server's reply. Raises `Problem` where there is none."""
+        """Return the server's reply with its body unread. Raises `Problem` if there is none."""
         if self._key is not None:
-            own = {"x-api-key": self._key} if path == "messages" else {"authorization": f"Bearer {self._key}"}
-            headers = {**headers, **own}
+            key = {"x-api-key": self._key} if path == "messages" else {"authorization": f"Bearer {self._key}"}
+            headers = {**headers, **key}
         request = self._client.build_request(method, f"{self.url}/{path}", content=body, headers=headers)
         try:
             return await self._client.send(request, stream=True)
@@ -94,9 +94,9 @@ class Proxy:
             raise _unreachable(error) from None
 
     async def _stream(
-        self, reply: httpx.Response, path: str, asked: dict[str, Any], session: str | None
+        self, reply: httpx.Response, path: str, query: dict[str, Any], session: str | None
     ) -> AsyncIterator[bytes]:
-        """The server's events as they are; the last one once the answer is stored."""
+        """Yield the server's events unchanged, the last one once the answer is stored."""
         merged: dict[str, Any] | Exception = {}
         is_kept = False
         try:
@@ -104,11 +104,11 @@ class Proxy:
                 if isinstance(merged, dict):
                     try:
                         is_end = merge_block(merged, block)
-                    except UNREADABLE as error:  # it passes all the same
+                    except UNREADABLE as error:  # forward it anyway
                         is_end, merged = False, error
                     if is_end and not is_kept:
                         is_kept = True
-                        await self._keep(asked, merged, session)
+                        await self._keep(query, merged, session)
                 yield block
             if not is_kept:
                 self._miss(merged if isinstance(merged, Exception) else "the server's stream had no end")
@@ -118,20 +118,20 @@ class Proxy:
         finally:
             await reply.aclose()
 
-    def _miss(self, why: Exception | str) -> None:
-        """An answer that can't be read is counted, and said once: it was answered."""
+    def _miss(self, reason: Exception | str) -> None:
+        """Count an unreadable answer, which the client still gets, and report the first one."""
         if not self.unstored:
-            print(without_secrets(f"agro: an answer isn't stored: {why!s:.300}"), file=sys.stderr)
+            print(without_secrets(f"agro: an answer isn't stored: {reason!s:.300}"), file=sys.stderr)
         self.unstored += 1
 
-    async def _keep(self, asked: dict[str, Any], reply: Any, session: str | None) -> None:
-        """Store what was answered. `reply`: JSON, or what `merge_block` made of a stream."""
+    async def _keep(self, query: dict[str, Any], reply: Any, session: str | None) -> None:
+        """Store an answer. `reply`: JSON, or a stream merged by `merge_block`."""
         rows = list[tuple[Call, Sample]]()
         try:
             reply = loads(reply) if isinstance(reply, bytes) else whole_of(reply)
-            messages = messages_in(asked)
-            sampling = {name: asked[name] for name in SAMPLING if asked.get(name) is not None} or None
-            fields = {"sampling": sampling, "source": f"proxy:{reply.get('model') or asked.get('model')}"}
+            messages = messages_in(query)
+            sampling = {name: query[name] for name in SAMPLING if query.get(name) is not None} or None
+            fields = {"sampling": sampling, "source": f"proxy:{reply.get('model') or query.get('model')}"}
             for choice, answer in enumerate(exchanges.replies(reply, "reply")):
                 call = self._answered(reply, choice, answer, messages, session)
                 rows.append((call, _sample(call, answer.get("finish_reason"), **fields)))
@@ -144,27 +144,27 @@ class Proxy:
     def _answered(
         self, reply: dict[str, Any], choice: int, answer: Any, messages: Messages, session: str | None
     ) -> Call:
-        """One answer, in the row that it extends or one of its own."""
+        """Return the call of one answer, in the row that it extends or in a new one."""
         digests, context = digests_of(messages), reply.get("prompt_token_ids") or []
-        found = self.memory.earlier(session, digests, messages)
-        episode = self.memory.episode(session) if found is None else found.episode
+        extended = self.memory.earlier(session, digests, messages)
+        episode = self.memory.episode(session) if extended is None else extended.episode
         row, ids, logp = EpisodeRow(list(context)), list[int](), list[float]()
         if context:
             tokens = reply["choices"][choice]
             ids = tokens.get("token_ids") or []
             logp = [entry["logprob"] for entry in (tokens.get("logprobs") or {}).get("content") or []]
             if not all(type(token) is int and 0 <= token < 2**31 for token in [*context, *ids]):
-                raise Refused("token_ids: expected numbers of tokens from the server, got something else")
+                raise Refused("token_ids: expected token ids from the server, got something else")
             if not all(type(x) in (int, float) and -math.inf < x <= ROUNDING for x in logp):
-                raise Refused("logprobs: expected numbers from the server, at most 0, got something else")
+                raise Refused("logprobs: expected numbers of at most 0 from the server, got something else")
             logp = [min(x, 0.0) for x in logp]
-        before = [] if found is None else found.row.tokens
-        if found is not None and (context[: len(before)] != before if ids else before):
-            found = None
-        elif found is not None and ids:
-            row = deepcopy(found.row)
-            row.observe(context[len(before) :])
-        call = self.memory.place(Call(episode, 0, row, "", messages, messages, messages, digests), found)
+        prior_tokens = [] if extended is None else extended.row.tokens
+        if extended is not None and (context[: len(prior_tokens)] != prior_tokens if ids else prior_tokens):
+            extended = None
+        elif extended is not None and ids:
+            row = deepcopy(extended.row)
+            row.observe(context[len(prior_tokens) :])
+        call = self.memory.place(Call(episode, 0, row, "", messages, messages, messages, digests), extended)
         if ids:
             call.row.act(ids, logp if len(logp) == len(ids) else None, -1)
         answer = {name: value for name, value in answer.items() if name != "finish_reason"}
@@ -175,21 +175,21 @@ class Proxy:
 
 
 def _sample(call: Call, end: Any, **fields: Any) -> Sample:
-    """The row of an answered call. `end`: how the answer ended."""
+    """Build the sample of an answered call. `end`: the server's finish reason."""
     row = call.row
     meta = {"finish": FINISH.get(end_in(end) or ""), **meta_of(call, call.last_turn)}
     fields["prompt"] = call.episode.prompt
     if row.tokens:
         fields |= {"tokens": row.tokens, "action": row.action, "behavior_logp": row.logp}
         fields["context_tokens"] = row.tokens[: row.context] if call.number else None
-    elif call.number:  # nothing else knows what it was asked
+    elif call.number:  # its context is recorded nowhere else
         fields["prompt"] = call.opened
     meta = {name: value for name, value in meta.items() if value is not None}
     return Sample(response=call.last_turn, meta=meta, **fields)
 
 
 async def _content(reply: httpx.Response) -> bytes:
-    """A complete reply. Raises `Problem` where it breaks off, or is too large."""
+    """Read a complete reply. Raises `Problem` if it breaks off or is too large."""
     try:
         return b"".join([part async for part in _bounded(reply)])
     except httpx.HTTPError as error:
@@ -208,18 +208,18 @@ async def _bounded(reply: httpx.Response) -> AsyncIterator[bytes]:
 
 
 async def _blocks(reply: httpx.Response) -> AsyncIterator[bytes]:
-    """The events of a stream. Lines end with LF or CRLF: texts may have what else `str.splitlines` splits."""
-    rest = b""
+    """Yield a stream's events. Lines end with LF or CRLF only: texts may contain other line separators."""
+    buffer = b""
     async for part in _bounded(reply):
-        *blocks, rest = (rest + part).replace(b"\r\n", b"\n").split(b"\n\n")
+        *blocks, buffer = (buffer + part).replace(b"\r\n", b"\n").split(b"\n\n")
         for block in blocks:
             yield block + b"\n\n"
-    if rest.strip():
-        yield rest + b"\n\n"
+    if buffer.strip():
+        yield buffer + b"\n\n"
 
 
 def merge_block(merged: dict[str, Any], block: bytes) -> bool:
-    """Add the event of a block to what came before; whether it is the last one."""
+    """Merge the event of a block, and return whether it is the last one."""
     lines = block.decode().split("\n")
     data = "\n".join(line.removeprefix("data:").strip() for line in lines if line.startswith("data:"))
     if data in ("", "[DONE]"):
@@ -230,7 +230,7 @@ def merge_block(merged: dict[str, Any], block: bytes) -> bool:
 
 
 def merge_event(merged: dict[str, Any], event: dict[str, Any]) -> None:
-    """Add an event of a stream to what came before; `whole_of` makes a reply of it."""
+    """Merge an event of a stream; `whole_of` turns the result into a reply."""
     kind = event.get("type", "")
     if kind in ("response.completed", "response.incomplete"):
         merged.update(event["response"])
@@ -248,15 +248,14 @@ def merge_event(merged: dict[str, Any], event: dict[str, Any]) -> None:
         merge(merged, event)
 
 
-def merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
-    """Texts and lists go on; items of lists that have an index are those of before; else the last value
-    counts."""
+def merge(merged: dict[str, Any], part: dict[str, Any]) -> None:
+    """Merge a part: append texts and lists, merge list items by their index, and replace other values."""
     for name, value in part.items():
-        known = whole.get(name)
-        if name in TEXTS and isinstance(known, str) and isinstance(value, str):
-            whole[name] = known + value
+        previous = merged.get(name)
+        if name in TEXTS and isinstance(previous, str) and isinstance(value, str):
+            merged[name] = previous + value
         elif isinstance(value, list):
-            items = whole[name] = known or []
+            items = merged[name] = previous or []
             for item in value:
                 if not isinstance(item, dict) or "index" not in item:
                     items.append(item)
@@ -266,14 +265,14 @@ def merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
                     items.append(same := {})
                 merge(same, item)
         elif isinstance(value, dict):
-            whole[name] = known or {}
-            merge(whole[name], value)
+            merged[name] = previous or {}
+            merge(merged[name], value)
         elif value is not None:
-            whole[name] = value
+            merged[name] = value
 
 
 def whole_of(merged: dict[str, Any]) -> dict[str, Any]:
-    """A reply as it would be without a stream."""
+    """Turn a merged stream into the reply that a request without a stream gets."""
     for choice in merged.get("choices", []):
         choice["message"] = {"role": "assistant", "content": "", **choice.pop("delta", {})}
     merged.get("choices", []).sort(key=lambda choice: choice["index"])

@@ -1,12 +1,11 @@
-"""What the door remembers and stores: calls of a model as the rows of episodes, and feedback on them.
+"""What the door remembers and stores: model calls as the rows of episodes, and feedback on them.
 
-The rule is the one that fresh episodes have (`agro.rollout.rollout`). A call whose messages extend those of
-an earlier one, and whose rendered text extends its text, extends that row: its tokens stay as they were
-sampled. A rewrite and a branch (a sub-agent, a retry, another choice) begin a row of their own with their own
-context. All rows of an episode share one reward. An answer is on the disk before its end is sent.
+Rows follow the rule of fresh episodes (`agro.rollout.rollout`). A call whose messages extend those of an
+earlier one, and whose rendered text extends its text, extends that row, whose tokens stay as sampled. A
+rewrite or a branch (a sub-agent, a retry, another choice) begins a new row with its own context. All rows of
+an episode share one reward. An answer is on disk before its end is sent.
 
-An episode is a session that the client names; without a name, what a first call and those that extend it
-make.
+An episode is a session that the client names, or else a first call and the calls that extend it.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from agro.store.location import location_of
 from agro.store.samples import LedgerSample
 from agro.types import Messages, Sample, thought_in
 
-# Of answers that later calls may extend, with what they were asked; of older ones a call begins a row.
-REMEMBERED_CHARACTERS = 16 << 20  # and tokens, of 44 bytes each: 0.7 GB
+# Answers that later calls may extend, with their contexts. A call that extends an older one begins a row.
+REMEMBERED_CHARACTERS = 16 << 20  # characters and tokens, 44 bytes each: 0.7 GB
 REMEMBERED_EPISODES = 20_000
-PAGE = 4096  # rows of an episode that are looked up at once
+PAGE = 4096  # rows of an episode per query
 DAY = 86400.0  # seconds
 THUMBS = {"up": 1.0, "down": 0.0}
 ANSWERED = "answered"  # in `meta`: when, in seconds since 1970
@@ -53,11 +52,11 @@ T = TypeVar("T")
 
 @dataclass
 class DoorEpisode:
-    """What the rows of an episode share. `reward`, `feedback`: as the store has them."""
+    """The state that an episode's rows share. `reward`, `feedback`: as stored."""
 
     name: str
-    is_named: bool = False  # by the client
-    prompt: Any = None  # messages of the first call
+    is_named: bool = False  # whether the client named it
+    prompt: Any = None  # the first call's messages
     rows: int = 0  # so far
     reward: float | None = None
     feedback: list[dict[str, Any]] = field(default_factory=list)
@@ -65,48 +64,48 @@ class DoorEpisode:
 
 @dataclass(eq=False)
 class Call:
-    """A call of the model, from which others may go on once it is answered.
+    """A call of the model, which others may extend once it is answered.
 
-    Until then `row`, `shown` and `messages` end with what was asked, and afterwards with the answer.
+    `row`, `shown` and `messages` end with the request until then, and afterwards with the answer.
     """
 
     episode: DoorEpisode
-    number: int  # of the row in the episode
+    number: int  # the row's number in the episode
     row: EpisodeRow
-    opening: str  # the text of the context
-    opened: Messages  # those that the row began with
-    shown: Messages  # those of the call, as the client has them
+    opening: str  # the rendered context
+    opened: Messages  # the messages that the row began with
+    shown: Messages  # the call's messages, as the client has them
     messages: Messages  # the same, with the assistant's turns as the policy wrote them
     digests: list[bytes]  # of the messages, see `digests_of`
-    prefix: str = ""  # of its answer, at the end of the context: not the policy's choice
-    answers: int = 0  # in the row before this one
+    prefix: str = ""  # forced start of the answer, part of the context
+    answers: int = 0  # earlier answers in the row
     extends: Call | None = None  # until it is answered itself
-    ids: tuple[str, ...] = ()  # of the calls that the row has
-    text: str = ""  # of all tokens of the row, and of its context, once it is answered
-    last_turn: str = ""  # what was sampled last, without special tokens
+    ids: tuple[str, ...] = ()  # of the row's calls
+    text: str = ""  # of the context and the row's tokens, once answered
+    last_turn: str = ""  # the last sampled text, without special tokens
     is_extended: bool = False
 
     @property
     def id(self) -> str:
-        """What feedback names this call by, also after a restart."""
+        """The name that feedback uses for this call, also after a restart."""
         return f"{self.episode.name}.{self.number}.{self.answers}"
 
     @property
     def size(self) -> int:
-        """Tokens and characters that are kept for it, about."""
+        """The approximate number of tokens and characters held for it."""
         return len(self.row.tokens) + sum(len(message["content"]) for message in self.shown)
 
 
 class Memory:
-    """The episodes under way, and what was answered in them. It is used by one thread."""
+    """The running episodes and their answers, used by one thread."""
 
     def __init__(self) -> None:
         self.episodes: OrderedDict[str, DoorEpisode] = OrderedDict()  # by name
         self._answered: OrderedDict[tuple[str, bytes], list[Call]] = OrderedDict()
-        self._size = 0  # of them
+        self._size = 0  # of all answered calls
 
     def episode(self, session: str | None) -> DoorEpisode:
-        """That of a named session, or a new one."""
+        """Return the episode of a named session, or a new one."""
         name = session or secrets.token_hex(12)
         episode = self.episodes.setdefault(name, DoorEpisode(name, is_named=session is not None))
         self.episodes.move_to_end(name)
@@ -115,7 +114,7 @@ class Memory:
         return episode
 
     def remember(self, call: Call, answer: dict[str, Any]) -> None:
-        """`answer`: the message as the client got it, with which it will come again."""
+        """Let later calls extend an answered call. `answer`: the message as the client will send it back."""
         call.shown, call.extends = [*call.shown, answer], None
         session = call.episode.name if call.episode.is_named else ""
         key = session, _digest(call.digests[-1], answer)
@@ -129,7 +128,7 @@ class Memory:
                 del self._answered[oldest]
 
     def place(self, call: Call, extended: Call | None) -> Call:
-        """Make the call one of the row that it can extend, or of a new one. `call.row`: with its context."""
+        """Assign the call to the row that it can extend, or to a new one. `call.row` has its context."""
         if call.episode.prompt is None:
             call.episode.prompt = call.shown
         if extended is not None and not extended.is_extended:
@@ -137,14 +136,14 @@ class Memory:
             call.number, call.opened, call.ids = extended.number, extended.opened, extended.ids
             call.answers, call.extends = extended.answers + 1, extended
         else:
-            call.row = EpisodeRow(call.row.tokens)  # of a branch: what the other row has is its context
+            call.row = EpisodeRow(call.row.tokens)  # in a branch, the other row's tokens are context
             call.number = call.episode.rows
             call.episode.rows += 1
         call.ids = (*call.ids, call.id)
         return call
 
     def give_up(self, call: Call) -> None:
-        """The call has no answer: another may extend the row, or be the first."""
+        """Abandon a call without an answer: another may extend the row, or become its first."""
         if call.extends is not None:
             call.extends.is_extended = False
         elif call.number == call.episode.rows - 1:
@@ -153,43 +152,43 @@ class Memory:
                 call.episode.prompt = None
 
     def earlier(self, session: str | None, digests: list[bytes], messages: Messages) -> Call | None:
-        """The longest call that these messages extend; of several one that nothing extends yet."""
+        """Find the longest call that these messages extend, if possible one that nothing extends yet."""
         for count in range(len(messages) - 1, 0, -1):
             if messages[count - 1]["role"] == "assistant":
-                found = self._answered.get((session or "", digests[count - 1]))
-                if found:
-                    return next((each for each in reversed(found) if not each.is_extended), found[-1])
+                calls = self._answered.get((session or "", digests[count - 1]))
+                if calls:
+                    return next((each for each in reversed(calls) if not each.is_extended), calls[-1])
         return None
 
 
 class Sessions(Memory):
-    """Of a policy in this process, which continues tokens."""
+    """The sessions of a policy in this process, which continues rows token by token."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.encoder = encoder
 
     def begin(self, messages: Messages, session: str | None, prefix: str = "") -> Call:
-        """A call with these messages, in one form (`agro.types.conversation`).
+        """Begin a call with these normalized messages (`agro.types.conversation`).
 
-        `prefix`: what its answer has to begin with, which isn't the policy's choice. Raises `Refused` where
-        the chat template doesn't show the messages, or they leave no room for an answer.
+        `prefix`: forced start of the answer. Raises `Refused` if the chat template can't render the messages,
+        or if they leave no room for an answer.
         """
         digests = digests_of(messages)
-        found = self.earlier(session, digests, messages)
-        episode = found.episode if found is not None else self.episode(session)
+        extended = self.earlier(session, digests, messages)
+        episode = extended.episode if extended is not None else self.episode(session)
         shown = messages = list(self.encoder.chat.messages(messages))
         opening = None
-        if found is not None:
-            whole = [*found.messages, *messages[len(found.messages) :]]
+        if extended is not None:
+            conversation = [*extended.messages, *messages[len(extended.messages) :]]
             with suppress(NotShown):  # such as a result of a tool without its call, in some templates
-                opening, messages = self.encoder.render(whole), whole
+                opening, messages = self.encoder.render(conversation), conversation
         opening = (self.encoder.render(messages) if opening is None else opening) + prefix
-        if found is not None and opening.startswith(found.text):
-            row = deepcopy(found.row)
-            row.observe(self.encoder.following(found.text, opening[len(found.text) :]))
+        if extended is not None and opening.startswith(extended.text):
+            row = deepcopy(extended.row)
+            row.observe(self.encoder.following(extended.text, opening[len(extended.text) :]))
         else:
-            found, row = None, EpisodeRow(self.encoder.ids(opening))
+            extended, row = None, EpisodeRow(self.encoder.ids(opening))
         if len(row.tokens) >= self.encoder.context:
             raise InvalidSample(
                 "too long",
@@ -197,14 +196,14 @@ class Sessions(Memory):
                 f"{self.encoder.context}; send fewer",
             )
         call = Call(episode, 0, row, opening, shown, shown, messages, digests, prefix)
-        return self.place(call, found)
+        return self.place(call, extended)
 
-    def end(self, call: Call, drawn: Sequence[Token], answer: dict[str, Any]) -> None:
-        """The call is answered, so that later ones may go on from it. `answer`: see `remember`."""
-        prefix, tokens = call.prefix, [token.id for token in drawn]
-        versions = np.array([token.version for token in drawn], np.int32)
+    def end(self, call: Call, sampled: Sequence[Token], answer: dict[str, Any]) -> None:
+        """Record the answer of a call, so that later ones may extend it. `answer`: see `remember`."""
+        prefix, tokens = call.prefix, [token.id for token in sampled]
+        versions = np.array([token.version for token in sampled], np.int32)
         call.last_turn = prefix + self.encoder.decode(tokens, call.row.tokens)
-        call.row.act(tokens, [token.logp for token in drawn], versions)
+        call.row.act(tokens, [token.logp for token in sampled], versions)
         written, end = self.encoder.turn(tokens)
         message = self.encoder.chat.message(prefix + written, call.opening.removesuffix(prefix))
         call.text, call.messages = call.opening + written + end, [*call.messages, message]
@@ -212,7 +211,7 @@ class Sessions(Memory):
 
 
 def digests_of(messages: Messages) -> list[bytes]:
-    """Of each beginning of a conversation. Without ids of calls and reasoning, which clients leave out."""
+    """Hash each prefix of a conversation, without call ids and reasoning, which clients drop."""
     digests, digest = [], b""
     for message in messages:
         digest = _digest(digest, message)
@@ -220,22 +219,22 @@ def digests_of(messages: Messages) -> list[bytes]:
     return digests
 
 
-def _digest(before: bytes, message: dict[str, Any]) -> bytes:
+def _digest(prefix: bytes, message: dict[str, Any]) -> bytes:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [[function["name"], function["arguments"]] for function in functions]
     content = [message["role"].replace("developer", "system"), message["content"].strip(), calls]
-    return blake2b(before + json.dumps(content, sort_keys=True).encode(), digest_size=16).digest()
+    return blake2b(prefix + json.dumps(content, sort_keys=True).encode(), digest_size=16).digest()
 
 
 def check_name(name: str) -> str:
-    """Raise `Refused` for what isn't the name of a session."""
+    """Return a valid session name. Raises `Refused` for any other text."""
     if 0 < len(name) <= 80 and name.isascii() and name.replace("-", "").replace("_", "").isalnum():
         return name
     raise Refused(f"session: expected up to 80 letters, digits, - and _, got {name[:100]!r}")
 
 
 class Keeping(NamedTuple):
-    """What is stored, where and how long."""
+    """What the door stores, where, and for how long."""
 
     store: str | None = None
     privacy: Privacy = Privacy(redact=True)
@@ -243,12 +242,12 @@ class Keeping(NamedTuple):
 
 
 def ledger_of(episode: str) -> str:
-    """The name under which the rows of an episode are stored once."""
+    """Return the ledger in which an episode's rows are stored once."""
     return f"door:{episode}"
 
 
 def meta_of(call: Call, last_turn: str) -> dict[str, Any]:
-    """The `meta` of the row of an answered call."""
+    """Build the `meta` of an answered call's row."""
     meta = {
         ANSWERED: time.time(),
         "session": call.episode.name,
@@ -268,7 +267,7 @@ def meta_of(call: Call, last_turn: str) -> dict[str, Any]:
 
 
 def put_row(store: Store, call: Call, sample: Sample, privacy: Privacy) -> None:
-    """Add the row of an answered call, in place of the row that it extends."""
+    """Store the row of an answered call, replacing the row that it extends."""
     episode, number = call.episode, call.number
     ledger = ledger_of(episode.name)
     if call.answers:
@@ -281,20 +280,20 @@ def put_row(store: Store, call: Call, sample: Sample, privacy: Privacy) -> None:
 def store_row(
     store: Store, call: Call, encoder: Encoder, privacy: Privacy, meta: dict[str, Any], **fields: Any
 ) -> None:
-    """The row of an answered call of a policy of ours."""
+    """Store the row of a call that our policy answered."""
     stops = fields["sampling"]["stop"]
     meta = {**meta, **meta_of(call, before_stop(call.last_turn, stops)[0])}
     fields["prompt"] = call.episode.prompt
     sample = call.row.sample(encoder, number=call.number, meta=meta, **fields)
-    if not call.answers:  # as of a fresh response, whose stop text is among its tokens alone
+    if not call.answers:  # as in a fresh response, only the tokens have the stop text
         sample = sample.replace(response=before_stop(sample.response, stops)[0])
     put_row(store, call, sample, privacy)
 
 
 def redacted(sample: Sample, privacy: Privacy, opened: Messages) -> Sample:
-    """The sample without what isn't to be stored; where its texts change, without tokens.
+    """Redact a sample; if its texts change, drop its tokens.
 
-    A row without tokens whose context isn't the prompt gets it as its prompt: nothing else knows it then.
+    A row without tokens whose context isn't the prompt gets the context as its prompt, or it would be lost.
     """
     record = {"prompt": sample.prompt, "response": sample.response, "meta": sample.meta, "tokens": True}
     clean = privacy.apply(record)
@@ -310,27 +309,27 @@ def redacted(sample: Sample, privacy: Privacy, opened: Messages) -> Sample:
 
 
 def _rows(store: Store, name: str) -> tuple[list[Sample], int]:
-    """The rows of an episode, and how many it had with those that were deleted."""
-    found, start = list[LedgerSample](), 0
+    """Return an episode's rows, and their number including deleted ones."""
+    rows, start = list[LedgerSample](), 0
     while page := store.experience.in_ledger(ledger_of(name), range(start, start + PAGE)):
-        found, start = found + page, start + PAGE
-    ids = [row.id for row in found]
-    return (list(store.samples(ids=ids)), 1 + found[-1].number) if found else ([], 0)
+        rows, start = rows + page, start + PAGE
+    ids = [row.id for row in rows]
+    return (list(store.samples(ids=ids)), 1 + rows[-1].number) if rows else ([], 0)
 
 
 def store_feedback(
     store: Store, feedback: dict[str, Any], episode: DoorEpisode, source: str, privacy: Privacy
 ) -> dict[str, Any]:
-    """Feedback on an episode, named by a call or by the session; the last reward counts, all are kept.
+    """Store feedback on an episode, named by a call or the session. The last reward counts; all are kept.
 
-    Raises `Problem` where nothing was answered under that name.
+    Raises `Problem` if no answer has that name.
     """
     rows, count = _rows(store, episode.name)
     name = feedback["name"]
     if not rows or name not in {episode.name, *(call for sample in rows for call in sample.meta["calls"])}:
         got = f"feedback: expected the id of an answered call, or a session, got {name!r:.80}"
-        gone = ", whose answers were deleted (--keep-days, agro forget)" if count > len(rows) else ""
-        raise Problem(410 if gone else 404, got + gone)
+        deleted = ", whose answers were deleted (--keep-days, agro forget)" if count > len(rows) else ""
+        raise Problem(410 if deleted else 404, got + deleted)
     names = ("reward", "thumb", "comment", "correction")
     entry = privacy.apply({key: feedback[key] for key in names if key in feedback})
     history = [*rows[0].meta.get("feedback", []), {**entry, "id": name, "time": time.time()}]
@@ -343,39 +342,39 @@ def store_feedback(
 
 
 def _correct(store: Store, rows: list[Sample], id: str, correction: str, source: str) -> None:
-    """A demonstration, and a pair of it and the answer, in place of those of an earlier correction."""
+    """Store a correction as a demonstration and as a pair with the answer, replacing an earlier one."""
     sample = next((sample for sample in rows if id in sample.meta["calls"]), None)
     if sample is None:
         raise Refused(f"correction: expected the id of one answer, got {id!r:.80}, which names a session")
     turns = sample.meta["continuation"]
     places = [i for i, message in enumerate(turns) if message["role"] == "assistant"]
-    place = places[sample.meta["calls"].index(id)]
-    before = [*sample.meta.get("context", sample.prompt), *turns[:place]]
-    answer = turns[place]["content"]
+    position = places[sample.meta["calls"].index(id)]
+    context = [*sample.meta.get("context", sample.prompt), *turns[:position]]
+    answer = turns[position]["content"]
     if answer == correction:
         raise Refused("correction: expected another answer than the model's, got the same")
     ledger, meta = f"door-correction:{id}", {"corrects": id, ANSWERED: time.time()}
     store.experience.set_aside(ledger, [0, 1])
     pair = [
-        Sample(before, correction, role="expert", source="correction", meta=meta),
-        Sample(before, answer, role="log", source=source, meta=meta),
+        Sample(context, correction, role="expert", source="correction", meta=meta),
+        Sample(context, answer, role="log", source=source, meta=meta),
     ]
     winner, loser = store.append(pair, origins=[Origin(ledger, 0, ""), Origin(ledger, 1, "")])
     store.add_pairs([Pair(winner, loser)])
 
 
 class Recorder:
-    """The store behind a door, and the sessions that it has.
+    """The store behind a door, and the sessions in it.
 
-    A thread of its own has the store, and what is submitted while it writes is one transaction. What was
-    answered more days ago than are kept it deletes, at its start and once a day.
+    One thread owns the store, and what is submitted while it writes becomes one transaction. It deletes
+    answers older than the retention period, at its start and once a day.
     """
 
     def __init__(self, keeping: Keeping, memory: Memory, source: str) -> None:
-        """`source`: of the samples, where the answer doesn't say whose it is."""
+        """`source`: of samples whose answer doesn't name its model."""
         self.privacy, self.memory, self.source = keeping.privacy, memory, source
         self.days = keeping.days
-        self.stored = self.expired = 0  # answers, and rows that were deleted
+        self.stored = self.expired = 0  # numbers of stored answers and of deleted rows
         self._lock = asyncio.Lock()
         self._ends = threading.Event()
         self._clock: threading.Thread | None = None
@@ -401,26 +400,26 @@ class Recorder:
         return {"stored_total": self.stored, "expired_total": self.expired}
 
     async def keep(self, work: Callable[[Store], None]) -> None:
-        """Wait until `work` has stored an answer. Raises `Problem` where it can't: then it isn't answered."""
+        """Wait until `work` has stored an answer. Raises `Problem` if it fails, so that nothing is sent."""
         if self._thread is None:
             return
         future = self.submit(work)
-        future.add_done_callback(self._count)  # also where the client leaves meanwhile
+        future.add_done_callback(self._count)  # even if the client disconnects meanwhile
         try:
             await asyncio.wrap_future(future)
         except Refused as error:
-            said = f"agro: an answer can't be stored, and isn't given: {error}"
-            print(without_secrets(said), file=sys.stderr)
+            message = f"agro: an answer can't be stored, and isn't sent: {error}"
+            print(without_secrets(message), file=sys.stderr)
             raise Problem(503, "the answer can't be stored") from None
 
     def _count(self, future: Future[None]) -> None:
         self.stored += future.exception() is None
 
     def submit(self, work: Callable[[Store], T]) -> Future[T]:
-        """`work` is called with the store; what it wrote is durable when the future has its result."""
+        """Call `work` with the store in the thread; its writes are durable once the future has its result."""
         assert self._thread is not None
         future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # who waits for it may leave: it is done all the same
+        future.set_running_or_notify_cancel()  # it runs even if the waiter cancels
         self._submitted.append((work, future))
         self._thread.submit(self._write_submitted)
         return future
@@ -433,7 +432,7 @@ class Recorder:
         try:
             with self._store.transaction():
                 results = [work(self._store) for work, _ in together]
-        except BaseException as error:  # noqa: BLE001 a panic of tokenizers too: who submitted it waits for it
+        except BaseException as error:  # noqa: BLE001 tokenizers panics too: the submitter waits for it
             if len(together) == 1:
                 together[0][1].set_exception(error)
             else:
@@ -449,30 +448,30 @@ class Recorder:
             self._thread.submit(self._expire)
 
     def _expire(self) -> None:
-        """Delete for good what was answered too long ago, and say so."""
+        """Delete answers older than the retention period for good, and report it."""
         store, days = self._store, self.days or 0
         try:
             ids = store.experience.find_below(ANSWERED, time.time() - days * DAY)
-            said = f"deleted {len(ids)} rows, {days} days old or more"
-            said += "".join(f"; trained on by {run}" for run in store.draws.trained(ids))
+            message = f"deleted {len(ids)} rows, {days} days old or more"
+            message += "".join(f"; trained on by {run}" for run in store.draws.trained(ids))
             if ids:
                 store.imports.forget(ids)
             self.expired += len(ids)
-        except Exception as error:  # noqa: BLE001 else the pool would swallow it; answers are still stored
-            said = f"--keep-days: nothing was deleted, and it is tried again in a day: {error}"
-        print(without_secrets(f"agro: {said}"), file=sys.stderr)
+        except Exception as error:  # noqa: BLE001 the pool would swallow it; storing goes on
+            message = f"--keep-days: nothing was deleted; the next attempt is in a day: {error}"
+        print(without_secrets(f"agro: {message}"), file=sys.stderr)
 
-    async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
+    async def feedback(self, feedback: dict[str, Any]) -> dict[str, Any]:
         if self._thread is None:
             raise Problem(400, "feedback: expected --store, in which answers are kept")
-        name = given["episode"]
+        name = feedback["episode"]
         episode = self.memory.episodes.get(name, DoorEpisode(name))
         fields: dict[str, Any] = {"episode": episode, "source": self.source, "privacy": self.privacy}
-        work = partial(store_feedback, feedback=given, **fields)
+        work = partial(store_feedback, feedback=feedback, **fields)
         return await asyncio.wrap_future(self.submit(work))
 
     async def open_session(self, name: str | None) -> None:
-        """Before a call of a session that an earlier process may have begun, of which the store has rows."""
+        """Load the session of a call if an earlier process began it and the store has its rows."""
         if self._thread is None or name is None or name in self.memory.episodes:
             return
         async with self._lock:

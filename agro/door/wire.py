@@ -1,7 +1,7 @@
-"""Requests and answers of OpenAI's chat completions and Responses, and of Anthropic's messages.
+"""Requests and answers of OpenAI's Chat Completions and Responses, and of Anthropic's Messages.
 
-Shapes as of openai-python 3.57 and anthropic 2.14, with whose clients `tests/door` speaks. A field that would
-change the answer and that agro doesn't have is refused, never ignored.
+Shapes as of openai-python 3.57 and anthropic 2.14, whose clients `tests/door` uses. A field that would change
+the answer but that agro lacks is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from agro.types.conversation import declarations, normalized, with_tools
 
 Event = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
-IGNORED = (  # fields without an effect on what one model answers
+IGNORED = (  # fields that don't affect the answer
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("parallel_tool_calls", "include", "truncation", "prompt_cache_retention", "cache_control"),
 )
-CONVERSATION = ("messages", "input", "system", "instructions")  # fields that are what is asked
-NEUTRAL: dict[str, tuple[Any, ...]] = {  # values that ask for nothing
+CONVERSATION = ("messages", "input", "system", "instructions")  # fields that hold the conversation
+NEUTRAL: dict[str, tuple[Any, ...]] = {  # values without an effect
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
@@ -41,7 +41,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # values that ask for nothing
 
 
 class Problem(Exception):
-    """A request that isn't answered as asked: the status of HTTP, and what the services call it."""
+    """An error reply: the HTTP status, and the services' error type."""
 
     def __init__(self, status: int, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ KINDS = {
 
 
 class Options(BaseModel):
-    """The fields of a request that decide how an answer is sampled."""
+    """The request fields that control sampling."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -77,20 +77,20 @@ class Options(BaseModel):
     stream: bool = False
 
 
-def validated(kind: type[Model], given: dict[str, Any]) -> Model:
-    """Raises `Problem` for the first field that isn't as expected, or that agro doesn't have."""
+def validated(kind: type[Model], fields: dict[str, Any]) -> Model:
+    """Validate fields. Raises `Problem` for the first invalid or unsupported one."""
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        what = "agro doesn't have this field" if first["type"] == "extra_forbidden" else first["msg"]
-        param = str(first["loc"][0])
-        raise Problem(400, f"{name}: {what}, got {first['input']!r:.80}", param) from None
+        issue = error.errors()[0]
+        name = ".".join(map(str, issue["loc"]))
+        reason = "agro doesn't have this field" if issue["type"] == "extra_forbidden" else issue["msg"]
+        param = str(issue["loc"][0])
+        raise Problem(400, f"{name}: {reason}, got {issue['input']!r:.80}", param) from None
 
 
 def messages_in(body: dict[str, Any]) -> Messages:
-    """What a request of any of the interfaces asks. Raises `Refused` where it can't be read."""
+    """Read a request's messages, of any interface. Raises `Refused` if they can't be read."""
     messages = messages_of(body, "request")
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
@@ -99,7 +99,7 @@ def messages_in(body: dict[str, Any]) -> Messages:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One answer, as clients get it."""
+    """One answer, as the client receives it."""
 
     id: str  # of the call
     content: str
@@ -116,32 +116,32 @@ class Outcome:
 
 
 class Chat:
-    """POST /v1/chat/completions: what is asked, in one form, and the shapes of its answers."""
+    """POST /v1/chat/completions: the normalized request, and the shapes of its answers."""
 
     prefix = "chatcmpl-"
-    names: ClassVar[dict[str, str]] = {"max_completion_tokens": "max_tokens"}  # fields by another name
+    names: ClassVar[dict[str, str]] = {"max_completion_tokens": "max_tokens"}  # aliases of fields
     decode: Callable[[list[int]], str]  # of the tokenizer
 
     def __init__(self, body: dict[str, Any]) -> None:
-        """Raises `Problem` for a field that isn't as expected."""
+        """Raises `Problem` for an invalid field."""
         body = dict(body)
-        self._take_own(body)
+        self._take_specific(body)
         self.id, self.created, self.prompt_tokens = "", int(time.time()), 0
-        self.outcomes: dict[int, Outcome] = {}  # of the choices that ended
-        asked = {name: body.pop(name) for name in CONVERSATION if name in body}
+        self.outcomes: dict[int, Outcome] = {}  # by finished choice
+        conversation = {name: body.pop(name) for name in CONVERSATION if name in body}
         choice, tools = body.pop("tool_choice", None), body.pop("tools", None) or []
-        given = {
+        fields = {
             self.names.get(name, name): value
             for name, value in body.items()
             if not (value is None or name in IGNORED or value in NEUTRAL.get(name, ()))
         }
-        if isinstance(given.get("stop"), str):
-            given["stop"] = [given["stop"]]
-        self.options = options = validated(Options, given)
+        if isinstance(fields.get("stop"), str):
+            fields["stop"] = [fields["stop"]]
+        self.options = options = validated(Options, fields)
         if options.n > 1 and type(self) is not Chat:
-            raise Problem(400, f"n: this interface has one answer a request, got {options.n}", "n")
+            raise Problem(400, f"n: this interface has one answer per request, got {options.n}", "n")
         if options.top_logprobs is not None and type(self) is not Chat:
-            raise Problem(400, "top_logprobs: agro has them in chat completions alone", "top_logprobs")
+            raise Problem(400, "top_logprobs: only chat completions return them", "top_logprobs")
         self.tools = declarations(tools)
         schemas = [tool["function"]["parameters"] for tool in self.tools]
         right = all(isinstance(x, dict) and isinstance(x.get("properties", {}), dict) for x in schemas)
@@ -149,17 +149,17 @@ class Chat:
             expected = "declarations of functions with their names and a JSON schema of their parameters"
             raise Problem(400, f"tools: expected {expected}", "tools")
         kind = choice.get("type", "") if isinstance(choice, dict) else choice
-        # The tool that has to be called; "" for any.
+        # Name of the tool that must be called; "": any.
         self.forced = None if kind in (None, "auto", "none") else _forced(kind, choice, self.tools)
         if kind == "none":
             self.tools = []
         try:
-            self.messages = with_tools(messages_in(asked), self.tools)
+            self.messages = with_tools(messages_in(conversation), self.tools)
         except Refused as error:
             raise Problem(400, str(error), "messages") from None
 
-    def _take_own(self, body: dict[str, Any]) -> None:
-        """The fields that only this interface has."""
+    def _take_specific(self, body: dict[str, Any]) -> None:
+        """Remove the fields that only this interface has."""
         options = body.pop("stream_options", None) or {}
         if not isinstance(options, dict):
             raise Problem(400, f"stream_options: expected an object, got {options!r:.80}", "stream_options")
@@ -179,7 +179,7 @@ class Chat:
             choices.append(
                 {
                     "index": index,
-                    "id": outcome.id,  # for feedback: each choice is an answer of its own
+                    "id": outcome.id,  # for feedback: each choice is a separate answer
                     "message": message,
                     "logprobs": self._logprobs(outcome.tokens),
                     "finish_reason": "tool_calls" if outcome.calls else outcome.finish,
@@ -201,8 +201,8 @@ class Chat:
         yield self._chunk(index, {kind: text}, self._logprobs(tokens))
 
     def end(self, index: int, outcome: Outcome) -> Iterator[Event]:
-        for place, call in enumerate(outcome.calls):
-            yield self._chunk(index, {"tool_calls": [{"index": place, **_with_text(call)}]})
+        for position, call in enumerate(outcome.calls):
+            yield self._chunk(index, {"tool_calls": [{"index": position, **_with_text(call)}]})
         yield self._chunk(index, {}, finish="tool_calls" if outcome.calls else outcome.finish)
 
     def close(self) -> Iterator[Event]:
@@ -211,7 +211,7 @@ class Chat:
         yield {}
 
     def framed(self, event: Event) -> str:
-        """As server-sent event."""
+        """Format a server-sent event."""
         name = f"event: {event['type']}\n" if "type" in event else ""
         return f"{name}data: {json.dumps(event) if event else '[DONE]'}\n\n"
 
@@ -232,26 +232,26 @@ class Chat:
             return None
         content = []
         for token in tokens:
-            [own, *top] = [
+            [chosen, *top] = [
                 {"token": text, "logprob": logp, "bytes": list(text.encode())}
                 for text, logp in (
                     (self.decode([id]), logp) for id, logp in ((token.id, token.model_logp), *token.top)
                 )
             ]
-            content.append({**own, "top_logprobs": top})
+            content.append({**chosen, "top_logprobs": top})
         return {"content": content, "refusal": None}
 
 
 class Anthropic(Chat):
-    """POST /v1/messages of Anthropic's."""
+    """Anthropic's POST /v1/messages."""
 
     prefix = "msg_"
     names: ClassVar[dict[str, str]] = {"stop_sequences": "stop"}
 
-    def _take_own(self, body: dict[str, Any]) -> None:
+    def _take_specific(self, body: dict[str, Any]) -> None:
         if body.get("max_tokens") is None:
             raise Problem(400, "max_tokens: field required", "max_tokens")
-        self._open: str | None = None  # the block that is being streamed
+        self._open: str | None = None  # the block under way
         self._blocks = 0
 
     def whole(self) -> Event:
@@ -305,14 +305,14 @@ class Anthropic(Chat):
 
 
 class Responses(Chat):
-    """POST /v1/responses of OpenAI's."""
+    """OpenAI's POST /v1/responses."""
 
     prefix = "resp_"
     names: ClassVar[dict[str, str]] = {"max_output_tokens": "max_tokens"}
 
-    def _take_own(self, body: dict[str, Any]) -> None:
+    def _take_specific(self, body: dict[str, Any]) -> None:
         if body.get("previous_response_id") or body.get("conversation"):
-            raise Problem(400, "previous_response_id: agro keeps no conversations; send all items as input")
+            raise Problem(400, "previous_response_id: agro stores no conversations; send all items as input")
         self._events, self._has_text = 0, False
 
     def whole(self) -> Event:
@@ -346,24 +346,24 @@ class Responses(Chat):
             yield self._part("response.output_text.delta", delta=text, logprobs=[])
 
     def end(self, index: int, outcome: Outcome) -> Iterator[Event]:
-        for place, item in enumerate(self._output(outcome)):
+        for position, item in enumerate(self._output(outcome)):
             if item["type"] == "message":
                 yield from self._begin_text()
                 [part] = item["content"]
                 yield self._part("response.output_text.done", text=part["text"], logprobs=[])
                 yield self._part("response.content_part.done", part=part)
             else:
-                begun = {**item, "arguments": "", "status": "in_progress"}
-                yield self._event("response.output_item.added", output_index=place, item=begun)
-                head, text = {"item_id": item["id"], "output_index": place}, item["arguments"]
+                started = {**item, "arguments": "", "status": "in_progress"}
+                yield self._event("response.output_item.added", output_index=position, item=started)
+                head, text = {"item_id": item["id"], "output_index": position}, item["arguments"]
                 yield self._event("response.function_call_arguments.delta", **head, delta=text)
                 head["name"] = item["name"]
                 yield self._event("response.function_call_arguments.done", **head, arguments=text)
-            yield self._event("response.output_item.done", output_index=place, item=item)
+            yield self._event("response.output_item.done", output_index=position, item=item)
 
     def close(self) -> Iterator[Event]:
-        whole = self.whole()
-        yield self._event(f"response.{whole['status']}", response=whole)
+        response = self.whole()
+        yield self._event(f"response.{response['status']}", response=response)
 
     def _begin_text(self) -> Iterator[Event]:
         if not self._has_text:
@@ -405,7 +405,7 @@ INTERFACES: dict[str, type[Chat]] = {"chat/completions": Chat, "messages": Anthr
 
 
 def _forced(kind: Any, choice: Any, tools: list[dict[str, Any]]) -> str:
-    """The tool that `tool_choice` demands. Raises `Problem` for one that isn't declared."""
+    """Return the tool that `tool_choice` requires. Raises `Problem` for an undeclared tool."""
     named = choice if isinstance(choice, dict) else {}
     function = named.get("function")
     name = named.get("name", function.get("name") if isinstance(function, dict) else None)
@@ -418,7 +418,7 @@ def _forced(kind: Any, choice: Any, tools: list[dict[str, Any]]) -> str:
 
 
 def _ending(outcome: Outcome) -> Event:
-    """Of Anthropic's messages."""
+    """Return the end of an Anthropic message."""
     reason = "max_tokens" if outcome.finish == "length" else "end_turn"
     if outcome.stop is not None:
         reason = "stop_sequence"
@@ -431,7 +431,7 @@ def _block(name: str, text: str) -> Event:
 
 
 def _with_text(call: dict[str, Any]) -> Event:
-    """A call with its arguments as text."""
+    """Convert a call's arguments to text."""
     function = call["function"]
     text = json.dumps(function["arguments"], ensure_ascii=False)
     return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": text}}

@@ -1,1 +1,1 @@
-"""What people read: pages of a run, of several runs, of a store; verdicts, blind ratings, model cards."""
+"""Output for people: pages of a run, of several runs, of a store; verdicts, blind ratings, model cards."""

@@ -1,4 +1,4 @@
-"""Servers at an address of this machine: of pages for a person, and of the door for programs."""
+"""HTTP servers on this machine: pages for a person, and the door for programs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ANY = ("0.0.0.0", "::")
 
 
 def is_name_of(host: str, name: str) -> bool:
-    """Whether a request may call a server that listens at `host` so: another name is somebody else's page,
-    whose name was made to lead here."""
+    """Return whether `name` is a valid Host header for a server that listens on `host`. Any other name may be
+    an attacker's page that resolves to this address (DNS rebinding)."""
     names = {host, HOST, "localhost"}
     if host in ANY:
         names.add(socket.gethostname())
@@ -33,14 +33,14 @@ def is_name_of(host: str, name: str) -> bool:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections. Raises `Refused` for an address that can't be had."""
+    """Open a listening socket. Raises `Refused` for an unavailable address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
-        given = f"--port {port}" if host == HOST else f"--host {host} --port {port}"
-        raise Refused(f"{given}: {error}; give another one, or leave it out for a free one") from None
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio doesn't, for given sockets
+        options = f"--port {port}" if host == HOST else f"--host {host} --port {port}"
+        raise Refused(f"{options}: {error}; use another one, or leave it out for a free one") from None
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio leaves existing sockets alone
     return listener
 
 
@@ -53,12 +53,12 @@ def server_of(app: Starlette) -> uvicorn.Server:
 
 
 def address_of(host: str, listener: socket.socket) -> str:
-    name = f"[{host}]" if ":" in host else host  # of IPv6
+    name = f"[{host}]" if ":" in host else host  # IPv6
     return f"http://{name}:{listener.getsockname()[1]}"
 
 
 def serve(app: Starlette, listener: socket.socket, text: str) -> None:
-    """Until SIGINT or SIGTERM, which both end it well. `text`: is printed first: connections wait."""
+    """Serve until SIGINT or SIGTERM, which both end it cleanly. `text` is printed first: connections wait."""
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         print(text, flush=True)
@@ -67,7 +67,7 @@ def serve(app: Starlette, listener: socket.socket, text: str) -> None:
 
 @contextmanager
 def behind_a_port(app: Starlette) -> Iterator[str]:
-    """The URL of an application that a thread of this process serves."""
+    """Serve an application in a thread, and yield its URL."""
     server = server_of(app)
     with closing(listening(HOST, 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -83,7 +83,7 @@ class LocalServer:
     """Serves pages for a person, until Ctrl-C."""
 
     def __init__(self, app: Starlette, port: int, host: str = HOST) -> None:
-        """`port` 0: a free one. Raises `Refused` where the address can't be had."""
+        """`port` 0: any free one. Raises `Refused` for an unavailable address."""
         self.app, self.listener = app, listening(host, port)
         self.address = address_of(socket.gethostname() if host in ANY else host, self.listener) + "/"
 
@@ -94,14 +94,14 @@ class LocalServer:
         self.listener.close()
 
     def serve_until_interrupted(self, text: str) -> None:
-        """`text`: is printed first, with the address."""
+        """`text`: printed first, with the address."""
         serve(self.app, self.listener, text)
 
 
 def is_for_us(request: Request, host: str) -> bool:
-    """Whether the request names a server that listens at `host`."""
-    asked = request.headers.get("host", "")
-    name = asked if asked.endswith("]") else asked.rsplit(":", 1)[0]
+    """Return whether the request's Host header names a server that listens on `host`."""
+    header = request.headers.get("host", "")
+    name = header if header.endswith("]") else header.rsplit(":", 1)[0]
     return is_name_of(host, name.strip("[]"))
 
 
@@ -109,5 +109,5 @@ def page_response(text: str, headers: dict[str, str]) -> Response:
     return HTMLResponse(text, headers={"Cache-Control": "no-store", **headers})
 
 
-def refusal(status: int, why: str) -> Response:
-    return Response(why, status, media_type="text/plain")
+def refusal(status: int, reason: str) -> Response:
+    return Response(reason, status, media_type="text/plain")

@@ -1,2 +1,2 @@
-"""Placement: which processes a run has, where they run, and who starts them again when they die; and the
+"""Placement: the processes of a run, where they run, and the supervisor that restarts them; and the
 collector, which samples for a run that another process trains."""

@@ -1,6 +1,6 @@
-"""The collector that `agro collect RUN` runs: it samples and scores for a run that another process trains.
+"""The collector of `agro collect RUN`: it samples and scores for a run that another process trains.
 
-See `agro.train.source` for the trainer's side, and `agro.train.publications` for what the two share.
+See `agro.train.source` for the trainer's side, and `agro.train.publications` for the state that both share.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from agro.train.phases import Phase, derive
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
 from agro.train.source import POLL_SECONDS, PromptOrder, ahead
 
-REPORT_SECONDS = 1.0  # between what it lets people see
-IDLE_SECONDS = 1.0  # after which a collector without work asks again, unless a step is published before
-BEGIN_SECONDS = 600.0  # for the trainer of a run to begin
+REPORT_SECONDS = 1.0  # between status reports
+IDLE_SECONDS = 1.0  # an idle collector asks for work this often, and whenever a step is published
+BEGIN_SECONDS = 600.0  # wait for a trainer to begin
 T = TypeVar("T")
 
 
@@ -49,10 +49,10 @@ class Collector:
         activity: Activity,
         name: str | None = None,
     ) -> None:
-        """`name`: of this collector among those of the run. One that is started again under the name of a
-        dead one takes up its claims.
+        """`name`: of this collector within the run. A collector restarted under a dead one's name takes over
+        its claims.
 
-        Raises `Refused` for what isn't a run with source.kind = "elsewhere".
+        Raises `Refused` unless the run has source.kind = "elsewhere".
         """
         self.publications, self.store, self.activity = publications, store, activity
         record = publications.begun()
@@ -67,9 +67,9 @@ class Collector:
         for key, digest in of_scoring(self.config, {}).items():  # of rewards and environments
             if record["inputs"].get(key, digest) != digest:
                 raise Refused(
-                    f"{publications}: what {key} names isn't here what it was when the run began. What "
-                    "to do: put the same file here, or start a new run; on the trainer's host --resume "
-                    f"--accept {key} lets the trainer, and then this, go on with it"
+                    f"{publications}: {key} has other content here than when the run began. What to do: put "
+                    "the same file here, or start a new run; --resume "
+                    f"--accept {key} on the trainer's host makes the run continue with this content"
                 )
         self.name = name or uuid.uuid4().hex
         self.process = ProcessReport(self.name, "collector", responses=0)
@@ -77,13 +77,13 @@ class Collector:
 
     @classmethod
     def of(cls, run: str, activity: Activity, name: str | None = None) -> Collector:
-        """`run`: a run's folder, or the URL of its store, where its trainer may begin later."""
+        """`run`: a run's folder, or the URL of its store, whose trainer may begin later."""
         url = url_of(run)
         if url is not None:
             with Store.open(url) as store:
 
                 def working() -> str | None:
-                    """The run that is at work on the store; of several the one that began last."""
+                    """Return the store's running run, the latest of several."""
                     runs = shared_runs(url)
                     alive = set(store.leases.alive([trainer_of(run) for run in runs]))
                     return next((run for run in reversed(runs) if trainer_of(run) in alive), None)
@@ -94,16 +94,16 @@ class Collector:
         publications = Publications(LocalFolder(folder))
         if PlacedRecord.read(folder) is None:
             record = publications.begun()
-        else:  # its trainer is started beside this one
+        else:  # its trainer starts at the same time
             record = _until(publications.record, BEGIN_SECONDS, activity, _no_trainer(publications))
         location = located(record["data"]["store"], folder)
         publications = Publications.of(location, str(record["run"]), folder)
-        # A trainer publishes this a moment after it was started.
+        # A trainer publishes this shortly after it starts.
         record = _until(publications.record, BEGIN_SECONDS, activity, _no_trainer(publications))
         return cls(publications.told(record), location, activity, name)
 
     def serve(self) -> int:
-        """Collect until the run ends; returns the number of responses."""
+        """Collect until the run ends, and return the number of responses."""
         policy, published = self._load()
         prompts = self.publications.prompts()
         reward = EpisodeReward(load_reward(self.config.reward))
@@ -111,7 +111,7 @@ class Collector:
         with closing(reward), Store.open(self.store, create=False) as store, lease:
             engine = load_engine(self.config.engine, policy, self.activity.say, published.version)
             published = self._renew(engine)
-            seconds = self.config.source.wait_seconds  # that the trainer may be away
+            seconds = self.config.source.wait_seconds  # maximal absence of the trainer
             deadline = time.monotonic() + seconds
             phases = {phase.name: phase for phase in Phase.all(self.config)}
             while not published.ended:
@@ -128,12 +128,12 @@ class Collector:
                         max_failed=config.reward.max_failed,
                     )
                     rollout = load_rollout(policy.encoder, engine, config.environment)
-                    with suppress(NoServer):  # its claims stay its own, and `_renew` waits for a server
-                        made = collect(rollout, claimed, config.sampler, store, task, reward, self.activity)
+                    with suppress(NoServer):  # keep the claims; `_renew` waits for a server
+                        added = collect(rollout, claimed, config.sampler, store, task, reward, self.activity)
                         store.requests.finish(self.id, numbers)
-                        count, version = len(made.ids), published.version
-                        said = f"{count} responses to {len(numbers)} prompts at version {version}"
-                        self.activity.say(said)
+                        count, version = len(added.ids), published.version
+                        message = f"{count} responses to {len(numbers)} prompts at version {version}"
+                        self.activity.say(message)
                         self.process = replace(self.process, responses=(self.process.responses or 0) + count)
                 if numbers or store.leases.alive([trainer_of(self.id)]):
                     deadline = time.monotonic() + seconds
@@ -151,23 +151,23 @@ class Collector:
         return self.process.responses or 0
 
     def _report(self, published: PublishedWeights, engine: Engine) -> None:
-        """Let people see what this process does, now and then."""
-        now = time.monotonic()
-        if now - self._reported >= REPORT_SECONDS:
-            of_servers = engine.measured
-            error, dropped = of_servers.get("push_error"), tuple(of_servers.get("servers_dropped", ()))
+        """Publish a status report from time to time."""
+        clock = time.monotonic()
+        if clock - self._reported >= REPORT_SECONDS:
+            servers = engine.measured
+            error, dropped = servers.get("push_error"), tuple(servers.get("servers_dropped", ()))
             report = replace(self.process, version=published.version, push_error=error, dropped=dropped)
             self.publications.report(report)
-            self._reported = now
+            self._reported = clock
 
     def _claim(self, store: Store, config: RunConfig, trained: int) -> list[int]:
-        """What to sample next: as many prompts as the engine decodes at once, as far as training allows."""
+        """Claim prompts to sample: as many as the engine decodes at once and training allows."""
         at_once = max(1, config.sampler.batch // config.sampler.n)
         collectors = store.requests.collectors(self.id)
         alive = set(store.leases.alive(collectors))
         groups, room = config.train.groups, ahead(config)
         if config.data.max_age is None and len(store.requests.ready(self.id, groups)) < groups:
-            room += store.requests.backlog(self.id, trained)  # slow ones under way let nobody wait
+            room += store.requests.backlog(self.id, trained)  # slow requests must not block others
         return store.requests.claim(
             self.id,
             self.name,
@@ -178,7 +178,7 @@ class Collector:
         )
 
     def _load(self) -> tuple[Policy, PublishedWeights]:
-        """The published model, in a process of its own."""
+        """Load the weights that the trainer publishes."""
         seconds = self.config.source.wait_seconds
         refusal = Refused(
             f"source.wait_seconds: waited {seconds:g} s for the weights that the trainer publishes in "
@@ -194,8 +194,8 @@ class Collector:
                 published = self._newer(published, error)
 
     def _newer(self, published: PublishedWeights, error: Exception) -> PublishedWeights:
-        """Newer weights, published while older ones were being read, or the same published again, which a
-        database lost; raises `error` where there are none."""
+        """Find weights that replaced `published` while it was being read, or the same ones, if a database
+        lost them and they were published again. Raises `error` if there are none."""
         in_database = url_of(self.store) is not None
 
         def find() -> PublishedWeights | None:
@@ -208,7 +208,7 @@ class Collector:
         return _until(find, seconds, self.activity, error)
 
     def _renew(self, engine: Engine) -> PublishedWeights:
-        """Load newer weights, where there are some, also into servers that were away."""
+        """Load newer weights if there are any, also into servers that were unreachable."""
         deadline = time.monotonic() + self.config.source.wait_seconds
         newest = self.publications.newest()
         assert newest is not None
@@ -226,19 +226,19 @@ class Collector:
         return newest
 
 
-def _no_trainer(where: object) -> Refused:
+def _no_trainer(location: object) -> Refused:
     return Refused(
-        f"{where}: waited {BEGIN_SECONDS:g} s for a trainer with source.kind = elsewhere, and none began. "
+        f"{location}: waited {BEGIN_SECONDS:g} s for a trainer with source.kind = elsewhere, and none began. "
         "What to do: start it (agro train …), then run agro collect again"
     )
 
 
 def _until(find: Callable[[], T | None], seconds: float, activity: Activity, error: Exception) -> T:
-    """What is found within so many seconds. Raises `error` where nothing is."""
+    """Poll `find` for at most `seconds`. Raises `error` if it finds nothing."""
     deadline = time.monotonic() + seconds
-    while (found := find()) is None:
+    while (result := find()) is None:
         if time.monotonic() > deadline:
             raise error
         activity.check()
         time.sleep(POLL_SECONDS)
-    return found
+    return result

@@ -1,13 +1,12 @@
-"""Processes on a cluster of Ray: Ray finds a node for each, and says when it dies.
+"""Processes on a Ray cluster: Ray finds a node for each, and reports when it dies.
 
 Each process is a child of an actor. The trainer has a bundle of a placement group, and collectors are spread
-over the nodes as far as there is room: those for which there is none wait until a node joins. Servers and
-their collectors are on the trainer's node. What dies with its actor or node is started again in a new actor,
-wherever Ray finds room. The processes share a database, so that nothing but their start and end goes through
-Ray.
+over the nodes; those without room wait until a node joins. Servers and their collectors run on the trainer's
+node. A process that dies with its actor or node restarts in a new actor, wherever Ray finds room. Processes
+share a database; only their start and end go through Ray.
 
-Ray Core is used, no other part of it. RUN and the files that the configuration names lie in a folder that all
-nodes share.
+Only Ray Core is used. RUN and the files that the configuration names must lie in a folder that all nodes
+share.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from agro.io.processes import LocalProcess
 from agro.place.placement import LOST, PlacedProcess, Placement, log_file
 
 CONNECT_SECONDS = 10.0
-START_SECONDS = 120.0  # for the actor of the trainer to be placed
-PYTHON = "{python}"  # in a command: the Python of the node
-# Variables that nodes get as they are.
+START_SECONDS = 120.0  # to place the trainer's actor
+PYTHON = "{python}"  # stands for the node's Python in a command
+# Environment variables passed to the nodes.
 PASSED = ("PGPASSWORD", "PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "TMPDIR")
 
 
 class Runner:
-    """An actor: it has one process, which ends with it."""
+    """An actor that owns one process, which ends with it."""
 
     def __init__(self) -> None:
         import ray
@@ -41,7 +40,7 @@ class Runner:
         self.process: LocalProcess | None = None
 
     def start(self, argv: list[str], variables: dict[str, str], log: str, folder: str) -> tuple[str, int]:
-        """Where the process is, and its id."""
+        """Start the process, and return its host and pid."""
         os.chdir(folder)
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         argv = [sys.executable if word == PYTHON else word for word in argv]
@@ -59,10 +58,10 @@ class Runner:
 
 
 class RayProcess:
-    """A process in an actor. All requests to the actor are asynchronous: its node may be lost."""
+    """A process in an actor. All calls of the actor are asynchronous, since its node may be lost."""
 
     def __init__(self, ray: Any, actor: Any, started: Any) -> None:
-        """`started`: the answer of `Runner.start`."""
+        """`started`: the reference that `Runner.start` returned."""
         self._ray, self._actor, self._started = ray, actor, started
         self._answer = started
         self._code: int | None = None
@@ -106,11 +105,11 @@ class RayLauncher:
         logs: Path,
         variables: Mapping[str, str],
     ) -> None:
-        """`variables`: of the environment of all processes. Raises `Refused` where no node has room.
+        """`variables`: environment variables for all processes. Raises `Refused` if no node has room.
 
-        On one node are the trainer, and servers, where there are some, with the collectors, which name them
-        as those of their own host and hand them weights as its files. Each has a bundle of a placement group:
-        a CPU for a rank or another process, and a GPU for a rank or a server where the cluster has them.
+        One node hosts the trainer, and servers, if any, with the collectors, which address them on their own
+        host and pass them weights as files. Each process has a bundle of a placement group: a CPU per rank or
+        process, and a GPU per rank or server if the cluster has enough.
         """
         self._ray, self._logs = ray, logs
         passed = {name: os.environ[name] for name in PASSED if name in os.environ}
@@ -134,14 +133,14 @@ class RayLauncher:
                 f"none was within {START_SECONDS:g} s; the cluster has {ray.available_resources()}"
             )
 
-    def __call__(self, process: PlacedProcess, again: bool) -> RayProcess:
+    def __call__(self, process: PlacedProcess, restarted: bool) -> RayProcess:
         actor = self._runner.options(**self._options(process)).remote()
         log = str(log_file(self._logs, process))
-        argv = process.argv(PYTHON, again)
+        argv = process.argv(PYTHON, restarted)
         return RayProcess(self._ray, actor, actor.start.remote(argv, self._variables, log, os.getcwd()))
 
     def _options(self, process: PlacedProcess) -> dict[str, Any]:
-        """Where an actor goes, and what it reserves there."""
+        """Return an actor's scheduling strategy and its resources."""
         if process.name not in self._names:
             return {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
         i = self._names.index(process.name)
@@ -152,7 +151,7 @@ class RayLauncher:
 
 
 def connect(placement: Placement) -> Any:
-    """The module `ray`, connected. Raises `Refused` where it isn't installed, or no head answers."""
+    """Import Ray and connect it. Raises `Refused` if it isn't installed, or no head answers."""
     try:
         import ray
         import ray.util.scheduling_strategies
@@ -160,12 +159,12 @@ def connect(placement: Placement) -> Any:
         raise Refused(f"--place {placement}: Ray isn't installed; pip install 'ray>=2.50,<3'") from None
     try:
         host, colon, port = placement.target.rpartition(":")
-        if colon:  # Ray itself would try for minutes where nobody listens
+        if colon:  # Ray would retry a closed port for minutes
             socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
         ray.init(address=placement.target, namespace="agro", logging_level="ERROR", log_to_driver=False)
     except (OSError, RuntimeError, ValueError) as error:
         raise Refused(
-            f"--place {placement}: no head of Ray answers there: {error!s:.200}. What to do: start one (ray "
+            f"--place {placement}: no Ray head answers there: {error!s:.200}. What to do: start one (ray "
             "start --head prints its address, with port 6379), and run this on a node of the cluster; Ray "
             "Client and its port, 10001, aren't used"
         ) from None

@@ -1,11 +1,11 @@
-"""What `--place` asks for, the processes that come of it, and who does what in a run: `agro ps RUN`.
+"""Parse `--place`, plan a run's processes, and report what each does: `agro ps RUN`.
 
-Every placement has the same processes. The trainer trains; collectors sample and score for it, any number of
-them; servers sample where a configuration has some. They share the run's folder and its store: a file, where
-all of them are on one host, or else a database of PostgreSQL.
+Every placement has the same processes. The trainer trains; any number of collectors sample and score for it;
+servers sample if the configuration has any. They share the run's folder and its store: a file if all run on
+one host, or else a PostgreSQL database.
 
-The supervisor of a placed run records which processes it started, where, and when. The processes say what
-they do themselves, in the folder that they share. Of a run that wasn't placed there is the latter alone.
+The supervisor of a placed run records which processes it started, where, and when. The processes report what
+they do in the folder that they share. A run that wasn't placed has only these reports.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from agro.train.publications import ProcessReport, Publications, PublishedWeight
 
 Kind = Literal["local", "ray"]
 Role = Literal["server", "trainer", "collector"]
-FILE = "place.json"  # of a run that is placed
-LOST = 256  # the exit code of a process that was lost with its host; no process can have it
-SILENT_SECONDS = 60.0  # without a sign of life after which a process of unknown fate is said to be silent
+FILE = "place.json"  # in a placed run's folder
+LOST = 256  # exit code of a process that was lost with its host; no process can return it
+SILENT_SECONDS = 60.0  # without a report, after which a process of unknown state counts as silent
 TITLES = ("process", "host, pid", "began", "version", "last sign", "does")
 FORMS = "local:N (N collectors), ray://HOST:PORT or ray:local"
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the processes of a run are: `--place KIND:TARGET`."""
+    """Where the processes of a run go: `--place KIND:TARGET`."""
 
     kind: Kind
-    target: str = ""  # the address of Ray's head; "local" for a Ray of this host alone
+    target: str = ""  # the Ray head's address; "local" for Ray on this host alone
     collectors: int | None = None  # None: place.collectors
 
     @classmethod
     def parse(cls, text: str) -> Placement:
-        """Raises `Refused` for what isn't one of the forms."""
+        """Parse `--place`. Raises `Refused` for an unknown form."""
         kind, colon, target = text.partition(":")
         if kind == "local" and (not colon or (target.isascii() and target.isdigit() and int(target))):
             return cls("local", "", int(target) if target else None)
@@ -64,18 +64,18 @@ class Placement:
 
 @dataclass(frozen=True)
 class PlacedProcess:
-    """A process of the plan. It has no host yet: a launcher finds one."""
+    """A planned process. It has no host yet: a launcher finds one."""
 
     name: str  # unique, such as collector-2
     role: Role
-    module: str | None  # that Python runs; None: `arguments` are a command
+    module: str | None  # the Python module to run; None: `arguments` are a command
     arguments: tuple[str, ...]
-    again: tuple[str, ...] = ()  # more arguments, where it is started again
+    restart_arguments: tuple[str, ...] = ()  # additional arguments of a restart
 
     def argv(self, python: str, restarted: bool) -> list[str]:
-        """The command line, with the Python of a host."""
+        """Return the command line, with a host's Python."""
         start = [] if self.module is None else [python, "-m", self.module]
-        return [*start, *self.arguments, *(self.again if restarted else ())]
+        return [*start, *self.arguments, *(self.restart_arguments if restarted else ())]
 
 
 def log_file(logs: Path, process: PlacedProcess) -> Path:
@@ -98,31 +98,31 @@ class TrainCommand:
 
 
 def plan(placement: Placement, command: TrainCommand) -> tuple[list[PlacedProcess], list[str]]:
-    """The processes of a run, in the order in which they are started, and notes of what changes by the
-    placement. Raises `Refused` for a run that can't be placed."""
+    """Plan a run's processes, in starting order, with notes on what the placement changes. Raises `Refused`
+    for a run that can't be placed."""
     config = command.load()
     store = located(config.data.store, command.out)
     if placement.kind == "ray" and placement.target != "local" and url_of(store) is None:
         raise Refused(
-            f"--place {placement}: expected a store that several hosts can have, got the file {store}. "
+            f"--place {placement}: expected a store that several hosts can share, got the file {store}. "
             "What to do: data.store=postgresql://USER@HOST/DATABASE, or --place ray:local"
         )
     processes, notes = [], []
     for number, text in enumerate(config.place.servers, 1):
         try:
-            words = tuple(shlex.split(text))
+            parts = tuple(shlex.split(text))
         except ValueError as error:
             raise Refused(f"place.servers: {text!r}: {error}; expected a command line") from None
-        if not words:
+        if not parts:
             raise Refused("place.servers: expected the command line of a server, got an empty one")
-        processes.append(PlacedProcess(f"server-{number}", "server", None, words))
+        processes.append(PlacedProcess(f"server-{number}", "server", None, parts))
     count = placement.collectors or config.place.collectors
     train = ["train", str(command.config), *command.overrides]
     if config.source.kind != "elsewhere":
         if not any(config.phase(name).data.samples_fresh for name in config.phase_names):
             raise Refused(
-                "--place: this run samples nothing (data.replay = 1), so that there is nothing for "
-                "collectors to do. What to do: train without --place"
+                "--place: this run samples nothing (data.replay = 1), so collectors have nothing to do. "
+                "What to do: train without --place"
             )
         train.append("source.kind=elsewhere")
         age = config.data.max_age
@@ -159,7 +159,7 @@ class PlacedRecord:
 
     @classmethod
     def read(cls, folder: Path) -> PlacedRecord | None:
-        """None for a run that wasn't placed."""
+        """Read the record; None for a run that wasn't placed."""
         try:
             content = json.loads((folder / FILE).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
@@ -173,16 +173,16 @@ class PlacedRecord:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Who does what in a run, and which weights are the newest."""
+    """What each process of a run does, and the newest weights."""
 
     processes: tuple[ProcessReport, ...]
     published: PublishedWeights | None
-    placement: str | None  # None: it wasn't placed
+    placement: str | None  # None: not placed
     now: float
 
     @classmethod
     def read(cls, run: str) -> RunStatus:
-        """`run`: a run's folder, or the URL of its store. Raises `Refused` for other texts."""
+        """`run`: a run's folder, or the URL of its store. Raises `Refused` for anything else."""
         if url_of(run) is not None:
             runs = shared_runs(run)
             if not runs:
@@ -202,30 +202,30 @@ class RunStatus:
         recorded = {process["name"]: process for process in placed.processes} if placed else {}
         processes = []
         for name in dict.fromkeys((*recorded, *reports)):
-            of_supervisor, report = recorded.get(name, {}), reports.get(name)
-            if report is None:  # it says nothing of itself, such as a server
-                role = of_supervisor["role"]
+            placed_process, report = recorded.get(name, {}), reports.get(name)
+            if report is None:  # it doesn't report, such as a server
+                role = placed_process["role"]
                 report = ProcessReport(name, role, since=None, host=None, pid=None, dropped=None)
-            known = {key: value for key, value in of_supervisor.items() if value is not None}
-            processes.append(replace(report, **known))
+            overrides = {key: value for key, value in placed_process.items() if value is not None}
+            processes.append(replace(report, **overrides))
         placement = placed.placement if placed else None
         return cls(tuple(processes), publications.newest(), placement, time.time())
 
     def rows(self) -> list[tuple[str, str, str, str, str, str]]:
-        """Of each process, by `TITLES`."""
+        """Return one row per process, with the columns `TITLES`."""
         return [_row(process, self.now) for process in self.processes]
 
     def doing(self) -> tuple[tuple[Any, ...], ...]:
-        """What changes when a process begins, ends or goes on; not with time alone."""
+        """Return state that changes when a process begins, ends or progresses, not with time alone."""
         return tuple(
             (p.name, p.pid, p.version, p.step, p.dropped, p.restarts, p.ended) for p in self.processes
         )
 
     def sentence(self) -> str:
-        """What is newest in the run."""
+        """State the newest weights, and whether the run has ended."""
         if self.published is None:
             return "nothing was published yet"
-        state = "the run has ended" if self.published.ended else "the run goes on"
+        state = "the run has ended" if self.published.ended else "the run continues"
         return f"newest weights: version {self.published.version}, after step {self.published.step}; {state}"
 
     def to_json(self) -> dict[str, Any]:
@@ -234,8 +234,8 @@ class RunStatus:
 
 
 def _row(p: ProcessReport, now: float) -> tuple[str, str, str, str, str, str]:
-    """By `TITLES`."""
-    where = " ".join(str(part) for part in (p.host, p.pid) if part is not None) or "unknown"
+    """Format a row with the columns `TITLES`."""
+    host = " ".join(str(part) for part in (p.host, p.pid) if part is not None) or "unknown"
     does = [p.ended] if p.ended else []
     if not p.ended and p.seen is not None and now - p.seen > SILENT_SECONDS:
         does.append("silent")
@@ -249,11 +249,11 @@ def _row(p: ProcessReport, now: float) -> tuple[str, str, str, str, str, str]:
     if p.restarts:
         does.append(f"started again {'once' if p.restarts == 1 else f'{p.restarts} times'}")
     version = "" if p.version is None else str(p.version)
-    return p.name, where, _ago(p.since, now), version, _ago(p.seen, now), ", ".join(does)
+    return p.name, host, _ago(p.since, now), version, _ago(p.seen, now), ", ".join(does)
 
 
 def _ago(moment: float | None, now: float) -> str:
-    """In the largest unit of which two or more have passed."""
+    """Format a time span in the largest unit of which at least two have passed."""
     if moment is None:
         return ""
     seconds = max(0.0, now - moment)

@@ -1,9 +1,9 @@
-"""`agro train CONFIG --place WHERE`: starts the processes of a run, and starts again what dies.
+"""`agro train CONFIG --place WHERE`: start the processes of a run, and restart those that die.
 
-A process that is killed, or fails by an error of ours, is started again: the trainer with `--resume` from its
-last checkpoint, a collector under its name, which takes up its own claims. What a person must mend isn't
-started again: a refusal (exit code 2) of any but a collector ends the run, and so does that of the last
-collector. The number of restarts is bounded, see `Supervised`.
+A process that is killed or crashes restarts: the trainer with `--resume` from its last checkpoint, a
+collector under its name, so that it takes over its own claims. A refusal (exit code 2) needs a person: that
+of the trainer, a server or the last collector ends the run. The number of restarts is bounded, see
+`Supervised`.
 """
 
 from __future__ import annotations
@@ -36,54 +36,54 @@ from agro.place.placement import (
 from agro.runs.folder import lines_by_step
 
 POLL_SECONDS = 0.2
-STOP_SECONDS = 60.0  # for a process to write its checkpoint after SIGTERM, before it is killed
-END_SECONDS = 30.0  # for collectors to see that the run has ended
+STOP_SECONDS = 60.0  # to write a checkpoint after SIGTERM, before SIGKILL
+END_SECONDS = 30.0  # for collectors to notice that the run has ended
 REFUSED, INTERRUPTED = 2, 130  # exit codes of agro
-SHELL_SIGNALS = 128  # a shell adds it to the number of the signal
-GOES_ON: dict[Role, str] = {
+SHELL_SIGNALS = 128  # a shell adds it to the signal number
+DEATH_EFFECTS: dict[Role, str] = {
     "server": "others sample; it is used again after its probe",
-    "trainer": "collectors go on as far as they may be ahead; it resumes from its last checkpoint",
-    "collector": "the others go on; it takes up what it had begun",
-}  # when one of them dies
+    "trainer": "collectors continue as far as they may be ahead; it resumes from its last checkpoint",
+    "collector": "the others continue; it takes over its unfinished claims",
+}  # what happens when one of them dies
 
 
-# What a launcher has started. `poll`: the exit code, negative for a signal; `pid`: None where it is unknown.
+# A started process. `poll`: the exit code, negative for a signal; `pid`: None if unknown.
 Started = LocalProcess | RayProcess
-# Finds a host for a process and starts it there; whether it is started again.
+# Finds a host for a process and starts it there. The flag tells a restart.
 Launch = Callable[[PlacedProcess, bool], Started]
 
 
 def launch_here(logs: Path, environment: Mapping[str, str]) -> Launch:
-    """Start processes beside this one. The trainer writes to the terminal, the others into files.
-    `environment`: variables that they have besides this one's."""
+    """Start processes on this host. The trainer writes to the terminal, the others to files.
+    `environment`: additional variables."""
 
-    def launch(process: PlacedProcess, again: bool) -> LocalProcess:
+    def launch(process: PlacedProcess, restarted: bool) -> LocalProcess:
         log = None if process.role == "trainer" else log_file(logs, process)
         variables = {**os.environ, **environment}
-        return LocalProcess(process.argv(sys.executable, again), variables, log, socket.gethostname())
+        return LocalProcess(process.argv(sys.executable, restarted), variables, log, socket.gethostname())
 
     return launch
 
 
 @dataclass
 class Supervised:
-    """A process, and what became of it.
+    """A process under supervision.
 
-    Its deaths are counted since the run made its last step, so that a run of weeks may lose a process a day,
-    and one whose process dies at once ends soon.
+    Only its deaths since the run's last step count, so that a run of weeks may lose a process a day, and a
+    run whose process dies at once ends soon.
     """
 
     process: PlacedProcess
-    maximum: int  # deaths without a step in between after which it is started again
+    maximum: int  # restarts allowed without a step in between
     started: Started | None = None
     since: float = 0.0  # seconds since the epoch
-    ended: str = ""  # why it doesn't run any more
+    ended: str = ""  # how it ended, if it has
     deaths: int = 0
     in_vain: int = 0
-    step: int = -1  # of the run, when it died last
+    step: int = -1  # the run's step at the last death
 
     def die(self, step: int) -> bool:
-        """Whether it may be started again. `step`: the furthest one that the run has made."""
+        """Count a death, and return whether a restart is allowed. `step`: the run's last step."""
         self.in_vain = self.in_vain + 1 if step <= self.step else 1
         self.step = max(step, self.step)
         self.deaths += 1
@@ -92,8 +92,8 @@ class Supervised:
     def runs(self) -> bool:
         return self.started is not None and self.started.poll() is None
 
-    def where(self) -> str:
-        """The process that was started, for a message."""
+    def location(self) -> str:
+        """Describe the started process for a message."""
         assert self.started is not None
         host, pid = self.started.host, self.started.pid
         return host if pid is None else f"pid {pid} on {host}"
@@ -122,22 +122,22 @@ class Supervisor:
         record: Callable[[Sequence[Supervised]], None],
         say: Callable[[str], None],
     ) -> None:
-        """`step`: the furthest step of the run. `record` is called whenever a process began or ended, and
-        when it becomes known where it is.
+        """`step`: returns the run's last step. `record` is called whenever a process begins or ends, or its
+        location becomes known.
         """
         self.launch, self.step, self.record, self.say = launch, step, record, say
         self.processes = [Supervised(process, restarts) for process in processes]
         self._furthest = -1
         self._recorded: list[dict[str, Any]] = []
-        self._signal = 0  # that asked for a stop
+        self._signal = 0  # the signal that requested a stop
 
     def run(self) -> int:
-        """The exit code of the run: the trainer's, or 1 where a process died too often."""
+        """Supervise the run, and return its exit code: the trainer's, or 1 if a process died too often."""
 
         def note(number: int, frame: object) -> None:
             self._signal = number
 
-        with ExitStack() as handlers:  # Ctrl-C and SIGTERM stop the run as the trainer's do
+        with ExitStack() as handlers:  # Ctrl-C and SIGTERM stop the run, as they stop a trainer
             for number in (signal.SIGINT, signal.SIGTERM):
                 handlers.callback(signal.signal, number, signal.signal(number, note))
             try:
@@ -148,7 +148,7 @@ class Supervisor:
                 self._stop_all()
 
     def _watch(self) -> int:
-        """Until the trainer has ended, or nothing goes on without a person."""
+        """Watch until the trainer ends, or a person must act."""
         while True:
             for supervised in self.processes:
                 code = self._look(supervised)
@@ -161,14 +161,14 @@ class Supervisor:
             time.sleep(POLL_SECONDS)
 
     def _record_changes(self) -> None:
-        """A launcher may learn only later where a process is, and a process may have begun or ended."""
+        """Record the processes if one began, ended, or was located by its launcher."""
         state = [supervised.to_json() for supervised in self.processes]
         if state != self._recorded:
             self._recorded = state
             self.record(self.processes)
 
     def _look(self, supervised: Supervised) -> int | None:
-        """Start a process that died again; the exit code of the run where it ends with this process."""
+        """Restart a dead process, or return the run's exit code if the run ends with it."""
         assert supervised.started is not None
         code = None if supervised.ended else supervised.started.poll()
         if code is None:
@@ -180,7 +180,7 @@ class Supervisor:
         if role == "collector" and code in (0, REFUSED):
             supervised.ended = ended_words(code)
             self.say(f"{name} has ended: {supervised.ended}")
-            # The last collector's refusal ends the run; where they are done, so will the trainer be.
+            # The last collector's refusal ends the run; when collectors are done, the trainer soon is.
             collectors = [s for s in self.processes if s.process.role == "collector"]
             if code == 0 or not all(s.ended for s in collectors):
                 return None
@@ -188,18 +188,18 @@ class Supervisor:
             return REFUSED
         self._furthest = max(self._furthest, self.step())
         lived = duration(time.time() - supervised.since)
-        who = f"{name} ({supervised.where()}) {death_words(code)} after {lived}"
+        subject = f"{name} ({supervised.location()}) {death_words(code)} after {lived}"
         if not supervised.die(self._furthest):
             supervised.ended = death_words(code)
             self.say(
-                f"{who}, {supervised.in_vain} times without a step in between: the run ends. What to "
-                "do: see why (RUN/logs), then continue with --resume"
+                f"{subject}, {supervised.in_vain} times without a step in between: the run ends. What to "
+                "do: find the cause (RUN/logs), then continue with --resume"
             )
             return 1
-        self.say(f"{who}: {GOES_ON[role]}")
+        self.say(f"{subject}: {DEATH_EFFECTS[role]}")
         self._start(supervised)
-        left = supervised.maximum - supervised.in_vain
-        self.say(f"{name} is started again ({supervised.where()}); {left} more without a step end it")
+        remaining = supervised.maximum - supervised.in_vain
+        self.say(f"{name} is started again ({supervised.location()}); {remaining} more without a step end it")
         return None
 
     def _start(self, supervised: Supervised) -> None:
@@ -208,21 +208,21 @@ class Supervisor:
         self._record_changes()
 
     def _stop_all(self) -> None:
-        """The trainer first, which may write a checkpoint."""
+        """Stop all processes, first the trainer, which may write a checkpoint."""
         is_done = any(s.process.role == "trainer" and s.ended == "done" for s in self.processes)
         for role in ("trainer", "collector", "server"):
-            # Also those that ended by themselves since the last look, of which that is to be recorded.
-            left = [s for s in self.processes if s.process.role == role and s.started and not s.ended]
+            # Include those that ended since the last check, to record how.
+            remaining = [s for s in self.processes if s.process.role == role and s.started and not s.ended]
             if role == "collector" and is_done:
-                _wait(left, END_SECONDS)
-            for supervised in left:
+                _wait(remaining, END_SECONDS)
+            for supervised in remaining:
                 assert supervised.started is not None
                 code = supervised.started.poll()
                 if code is None:
                     supervised.started.stop()
                 supervised.ended = "stopped" if code is None else ended_words(code)
-            _wait(left, STOP_SECONDS)
-            for supervised in [s for s in left if s.runs()]:
+            _wait(remaining, STOP_SECONDS)
+            for supervised in [s for s in remaining if s.runs()]:
                 assert supervised.started is not None
                 self.say(f"{supervised.process.name} didn't end within {STOP_SECONDS:g} s and is killed")
                 supervised.started.kill()
@@ -236,7 +236,7 @@ def _wait(processes: Sequence[Supervised], seconds: float) -> None:
 
 
 def death_words(code: int) -> str:
-    """How a process died, by its exit code: -9, or of a shell 137, is SIGKILL."""
+    """Describe a death by its exit code: -9, or 137 from a shell, is SIGKILL."""
     if code == LOST:
         return "was lost with its host"
     number = -code if code < 0 else code - SHELL_SIGNALS
@@ -250,8 +250,8 @@ def ended_words(code: int) -> str:
 
 
 def place(placement: Placement, command: TrainCommand) -> int:
-    """Run all processes until the trainer is done; the exit code of the run."""
-    file = command.config  # or the name of a recipe
+    """Run all processes until the trainer is done, and return the run's exit code."""
+    file = command.config  # or a recipe's name
     file = file.absolute() if file.is_file() else file  # processes may run in other folders
     command = replace(command, config=file, out=command.out.absolute())
     folder, logs = command.out, command.out / "logs"
@@ -268,15 +268,15 @@ def place(placement: Placement, command: TrainCommand) -> int:
         PlacedRecord(str(placement), [each.to_json() for each in supervised]).write(folder)
 
     def furthest_step() -> int:
-        """In the metrics of the run; -1 where there is none."""
+        """Return the last step in the run's metrics; -1 if there is none."""
         steps = [step for _, step in lines_by_step(folder / "metrics.jsonl") if step is not None]
         return max(steps, default=-1)
 
-    with ExitStack() as ended:
+    with ExitStack() as cleanup:
         launch = launch_here(logs, variables)
-        if placement.kind == "ray":  # which places all of them; this process supervises
+        if placement.kind == "ray":  # Ray places all of them; this process supervises
             ray = connect(placement)
-            ended.callback(ray.shutdown)
+            cleanup.callback(ray.shutdown)
             launch = RayLauncher(ray, processes, settings.ranks, logs, variables)
             say(f"the trainer writes to {logs / 'trainer.log'}")
         for note in notes:

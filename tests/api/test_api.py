@@ -113,7 +113,7 @@ def test_a_list_and_a_lambda_are_a_run(objects) -> None:
     found = trained.evaluate(prompts=["1>", "2>"], n=4)
     assert (found["prompts"], found["n"]) == (2, 4)
     assert found["reward_mean"]["value"] > 2
-    with pytest.raises(agro.Refused, match="n: expected 1 or more responses a prompt, got 0"):
+    with pytest.raises(agro.Refused, match="n: expected 1 or more responses per prompt, got 0"):
         trained.evaluate(prompts=["1>"], n=0)
 
     def fails(completions, **_):
@@ -195,7 +195,7 @@ def test_a_log_of_unknown_form_is_proposed(objects, capsys) -> None:
     with pytest.raises(agro.Refused, match="--reward tox: expected one of the columns q, a, toxicity"):
         agro.propose(rows, "tox")
     log = [{"x": 1, "y": 2}, {"x": 3, "y": 4}]  # of no known column
-    with pytest.raises(agro.Refused, match="nothing is imported until somebody says"):
+    with pytest.raises(agro.Refused, match="nothing is imported until you confirm"):
         agro.train(objects, log=log, log_map=agro.propose(log), out="run", **SMALL)
     words = [{**row, "toxicity": ("blorp", "zing", "quux")[int(row["toxicity"])]} for row in rows]
     with pytest.raises(agro.Refused, match="toxicity: the worth of its words is unknown"):
@@ -287,8 +287,8 @@ def test_settings_are_put_into_their_sections() -> None:
             {"bta": 3, "top": 1},
             "unknown: bta (did you mean beta?); top. Expected settings with their section",
         ),
-        ({"train__steps": 3, "train.steps": 4}, "train.steps: given twice, as 3 and as 4"),
-        ({"train__steps__more": 3, "train__steps": 4}, "train.steps: given twice"),
+        ({"train__steps": 3, "train.steps": 4}, "train.steps: set twice, to 3 and to 4"),
+        ({"train__steps__more": 3, "train__steps": 4}, "train.steps: set twice"),
     ],
 )
 def test_other_settings_are_refused(given, message) -> None:
@@ -358,7 +358,7 @@ def test_an_adapter_is_trained(objects) -> None:
         ({"model": "somewhere", "tokenizer": object()}, "tokenizer: somewhere has its own"),
         ({"tokenizer": None}, "tokenizer: expected the tokenizer of the model object"),
         ({"reward": 3}, "reward: expected a name"),
-        ({"reward": lambda completions: [1.0], "reward__timeout": 5.0}, "reward.timeout is of rewards"),
+        ({"reward": lambda completions: [1.0], "reward__timeout": 5.0}, "reward.timeout is for rewards"),
         ({"reward": lambda answers: [1.0]}, r"expected f(prompts, completions, **columns)"),
         ({"log": [{"prompt": "1>", "response": "2"}]}, "data__replay: expected the share"),
         ({"train__stesp": 3}, "unknown key train.stesp"),
@@ -375,7 +375,7 @@ def test_three_arguments_are_enough(objects, capsys) -> None:
     trained = agro.train(objects, PROMPTS, counted, train__steps=1, train__groups=4, out="run")
     said = capsys.readouterr().err
     assert "note: the method is that of recipe fresh" in said
-    assert "note: objective.beta = 0.01, for rewards from 0 to 1 (taken to be; none is known yet)" in said
+    assert "note: objective.beta = 0.01, for rewards from 0 to 1 (assumed; none is known yet)" in said
     assert "note: train.lr = auto, found at the first step" in said
     assert re.search(r"train\.lr = [\d.e-]+: the first update then changes the policy by", said)
     config = config_of(trained.folder)
@@ -425,7 +425,7 @@ def test_a_store_in_the_place_of_prompts_is_the_log(objects, tmp_path, capsys) -
     agro.train(objects, path, out="ours", **SMALL)
     for run in ("theirs", "ours"):
         assert (config_of(run)["data"]["store"], config_of(run)["data"]["replay"]) == (path, 1.0)
-    with pytest.raises(Refused, match=r"expected prompts beside the log, got .*log\.db, a store"):
+    with pytest.raises(Refused, match=r"expected prompts next to the log, got .*log\.db, a store"):
         agro.train(objects, path, log=path)
     with pytest.raises(Refused, match="train_dataset is log here, which is given too"):
         agro.train(objects, train_dataset=path, log=path)
@@ -443,5 +443,5 @@ def test_a_run_is_fitted_and_says_so(objects, monkeypatch, tmp_path, capsys) -> 
     assert "2 steps take about" in said
     config = config_of("run")
     assert (config["train"]["steps"], config["train"]["lr"]) == (2, "auto")
-    with pytest.raises(Refused, match=r"fit: it chooses for a new run, and resume=True continues one"):
+    with pytest.raises(Refused, match=r"chooses settings for a new run, but resume=True continues one"):
         fitted(resume=True, **sizes)

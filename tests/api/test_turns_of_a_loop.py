@@ -70,7 +70,7 @@ def test_a_better_model_is_promoted_and_rolled_back(tmp_path: Path, start: Path,
     assert promoted is not None
     assert served(tmp_path) == (tmp_path / "s.loop/1/model", 23)
     assert found.promote_last() is None
-    with found._locked(".turn", waits=False), pytest.raises(Refused, match="another process is at a turn"):
+    with found._locked(".turn", waits=False), pytest.raises(Refused, match="process is running a turn"):
         found.promote_last()
     assert load_run(tmp_path / "s.loop/1").config.policy.model == str(start / "model")
     second = found.turn(promote=True)
@@ -105,7 +105,7 @@ def test_nothing_is_promoted_over_a_model_that_it_did_not_begin_with(tmp_path, s
     with found._edited() as record:
         record.served.append(1)
     assert found.promote_last() is None
-    assert LoopRecord.read(found.folder).turns[0].reason.startswith("Another model is served now")
+    assert LoopRecord.read(found.folder).turns[0].reason.startswith("The served model changed during")
 
 
 def test_data_that_nothing_can_learn_from_are_refused_and_the_next_turn_begins(tmp_path, start) -> None:

@@ -115,7 +115,7 @@ def test_what_a_model_wrote_cannot_control_the_terminal(run: Path, monkeypatch) 
 
 
 def test_only_a_run_has_a_start(run: Path, tmp_path: Path) -> None:
-    assert "expected start, which is that of the run" in refused("chat", run, "--against", run / "model")
+    assert "expected start, the run's first model" in refused("chat", run, "--against", run / "model")
     (tmp_path / "model").mkdir()  # which can't be loaded
     assert "expected the folder of a run" in refused("chat", tmp_path / "model", "--against", "start")
     assert "chat" in done("--help").stdout
@@ -130,12 +130,12 @@ def test_the_result_is_exported_in_16_bits(run: Path, tmp_path: Path) -> None:
     ours, theirs = (load_file(f / "model.safetensors") for f in (run / "model", tmp_path / "merged"))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(theirs[name], ours[name].bfloat16()) for name in ours)
-    assert "there is such a file or folder" in refused("export", run, tmp_path / "merged")
+    assert "this file or folder exists" in refused("export", run, tmp_path / "merged")
 
 
 def test_answers_are_asked_for_and_rated_on_a_terminal(run: Path) -> None:
     """A terminal of its own (pty)."""
-    asked = "better (1, 2, 0 for a tie, Enter to leave it out): "
+    asked = "better (1, 2, 0 for a tie, Enter to skip): "
     replies = [("> ", "1>"), (asked, "2"), ("> ", "2>"), (asked, "0"), ("> ", "/quit")]
     store = run / "chat.db"
     store.unlink(missing_ok=True)

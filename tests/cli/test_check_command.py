@@ -52,7 +52,7 @@ def test_rewards_of_different_scales_in_a_group_end_with_2(tmp_path):
 def test_a_log_that_needs_a_map_is_for_import(tmp_path):
     found = run(tmp_path, [{"question": "1>", "output": "2"}])
     assert found.exit_code == 2
-    assert "agro import with these options, then give the store" in found.stderr
+    assert "agro import with these options, then use the store" in found.stderr
 
 
 def test_held_out_prompts_that_the_log_has_are_named(tmp_path):

@@ -109,7 +109,7 @@ def test_sample_writes_files_by_their_ending(model: Path, prompts: Path, tmp_pat
         samples = list(read_samples(tmp_path / name))
         assert len(samples) == 24
         assert samples[0].response == samples[1].response
-        assert "there is such a file" in refused(*command)
+        assert "this file exists" in refused(*command)
 
 
 def test_import_says_what_it_took_and_refused(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_check_measures_how_a_model_ranks_the_responses(model: Path, tmp_path: P
     assert other["auc"] == pytest.approx(1 - alone["auc"])  # of 9 pairs, so that neither is ½
     itself = report_of(*check, "--model", model, "--reference", model)
     assert (itself["auc_of"], itself["auc"]) == ("log π/π_ref", 0.5)  # log-ratios of 0 are ties
-    assert "--reference and --policy go with --model" in refused(*check, "--reference", model)
+    assert "--reference and --policy need --model" in refused(*check, "--reference", model)
 
 
 def test_eval_prints_accuracy_and_pass_at_k(model: Path, prompts: Path) -> None:
@@ -330,8 +330,8 @@ def test_a_run_as_json_says_whether_the_model_got_better(model: Path, prompts: P
     assert (again["n"], again["answer"], again["step"]) == (12, "not shown", None)
     more = ("--prompts", held_out, "--reward", "exact", "--against", "start")
     assert "--against start: expected the folder of a run" in refused("eval", "--model", model, *more)
-    assert "give --model for a model" in refused("eval", model, *more)
-    assert "expected start, which is that of the run; agro compare A B" in refused(
+    assert "use --model for a model" in refused("eval", model, *more)
+    assert "expected start, the run's first model; agro compare A B" in refused(
         "eval", run, "--against", model
     )
 
@@ -356,7 +356,7 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path, monke
     assert (trained["answer"], trained["ratings"]) == ("not measured", None)
     assert "agro rate RUN --prompts FILE" in trained["sentence"]
     last = ended.stderr.splitlines()[-1]
-    assert last == f"did it get better? people can say, blind: agro rate {run} --prompts FILE"
+    assert last == f"did it get better? people can judge that, blind: agro rate {run} --prompts FILE"
 
     given = ("eval", run, "--prompts", held_out, "--against", "start", "--blind", sheet)
     assert "leave out --model, --reward, -n" in refused(*given, "--model", run, "--reward", "exact", "-n", 8)
@@ -422,7 +422,7 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path, monke
     assert verdict["sentence"] in rated.stdout
     assert report_of("eval", run, "--ratings", run / "rate.csv")["verdict"] == verdict
     done("rate", run)  # goes on with its sheet, without sampling
-    assert "which has its answers already" in refused("rate", run, "--prompts", held_out)
+    assert "with answers to its own prompts" in refused("rate", run, "--prompts", held_out)
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 3, "phase": "train"}) + "\n")
     assert "expected answers of step 3 that agro rate sampled, got step 2" in refused("rate", run)
@@ -516,7 +516,7 @@ def test_eval_of_a_run_reads_its_files_from_where_it_was_started(tmp_path: Path,
     monkeypatch.chdir(begun)
     done("train", "recipe.toml", "--out", "runs/a")
     onto_a_file = ("train", "recipe.toml", "--out", "held.jsonl")
-    assert "held.jsonl: File exists; give another path" in refused(*onto_a_file)
+    assert "held.jsonl: File exists; use another path" in refused(*onto_a_file)
     monkeypatch.chdir(other)
     out = Path("new/folder/found.jsonl")
     report = report_of("eval", "../begun/runs/a", "-n", 2, "--out", out)

@@ -57,7 +57,7 @@ def test_a_task_trains_as_its_readme_says(task: str, tmp_path: Path, monkeypatch
 
 def test_a_folder_with_files_and_an_unknown_task_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    assert "expected an empty folder or a new one" in refused("init", tmp_path)
+    assert "expected an empty or a new folder" in refused("init", tmp_path)
     said = refused("init", tmp_path / "new", "--task", "chess")
     assert "expected one of digits, own-log, chat, multi-turn, got 'chess'" in said
 

@@ -31,7 +31,7 @@ def test_each_in_full(name: str) -> None:
     assert described["source"] in " ".join(out.split())
     for key, option in described["options"].items():
         [row] = [line for line in out.splitlines() if line.startswith(f"objective.{key} = ")]
-        assert row.startswith(f"objective.{key} = to be given:") == option["required"]
+        assert row.startswith(f"objective.{key} = required:") == option["required"]
 
 
 @pytest.mark.parametrize("command", ["objectives", "recipes", "formats"])

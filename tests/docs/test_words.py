@@ -13,7 +13,7 @@ import pytest
 from pages import PAGES, ROOT, blocks, quoted
 
 from agro import objectives
-from agro.api.trl_arguments import WITHOUT_EQUAL
+from agro.api.trl_arguments import WITHOUT_COUNTERPART
 from agro.cli import commands
 from agro.cli.program import command
 from agro.config import RunConfig
@@ -66,7 +66,7 @@ SECTIONS = "|".join(RunConfig.model_fields.keys() - {"phases"})  # of which each
 def words() -> set[str]:
     """What a word with an underscore may be."""
     found = {*METRICS, *FOLLOWED, *MAPPABLE, *OWN.split(), *objectives.names(), *recipes()}
-    found |= {*FOREIGN.split(), *peers.SETTINGS, *peers.ALIASES, *WITHOUT_EQUAL}
+    found |= {*FOREIGN.split(), *peers.SETTINGS, *peers.ALIASES, *WITHOUT_COUNTERPART}
     found |= {key.rsplit(".", 1)[-1] for key in KNOWN} | set(options_docs.sources_of_agro())
     found |= {need for n in objectives.names() for o in ({}, {"beta": 1.0}) for need in needs(n, o)}
     for room in ("agro", *(f"agro.{name}" for name in ROOMS.split())):

@@ -100,7 +100,7 @@ def test_who_hangs_or_dies_has_a_failed_episode(made) -> None:
     die, silent = sampled(rollout, *prompts("die", "silent"))
     assert [sample.reward for sample in (hang, die, silent)] == [None] * 3
     assert [sample.meta["finish"] for sample in (hang, die, silent)] == ["error"] * 3
-    assert "no end in" in hang.meta["reward_error"]
+    assert "it exceeded" in hang.meta["reward_error"]
     assert "exit status 1; it said: it broke: (redacted)" in die.meta["reward_error"]
     assert "didn't call the model" in silent.meta["reward_error"]
     assert hang.action.sum() > 0
@@ -206,7 +206,7 @@ def test_a_run_trains_on_what_programs_did(engine, tmp_path) -> None:
 def test_what_is_wrong_is_refused_first() -> None:
     config = EnvironmentConfig(name="harness:python")
     for command, options, message in (
-        ("no-such-command x", {}, "expected a command that is installed"),
+        ("no-such-command x", {}, "expected an installed command"),
         ("python", {"reward": "luck"}, "options: reward: input should be"),
         ("python", {"seconds": 0}, "options: seconds: input should be greater than 0"),
         ("python", {"surprise": 1}, "options: unknown key surprise"),

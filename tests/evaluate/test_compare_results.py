@@ -117,7 +117,7 @@ def test_several_tasks_are_adjusted_and_those_of_one_side_listed(tmp_path: Path)
     assert any("only_b" in note for note in document["not_compared"])
     shown = done("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path, COLUMNS="300").stdout
     assert "both have also acc_norm,none (--metric NAME)" in shown
-    assert "p is adjusted for 2 comparisons (Holm); alone p < .001." in shown
+    assert "p is adjusted for 2 comparisons (Holm); unadjusted p < .001." in shown
     assert "│ < .001 │" in shown  # not 0.0000
     by_other = compared(tmp_path, tmp_path / "a", tmp_path / "b", "--metric", "acc_norm,none")
     assert [s["verdict"] for s in by_other["sets"]] == ["worse", "worse"]
@@ -140,7 +140,7 @@ def test_what_is_not_compared_is_listed(tmp_path: Path) -> None:
     assert (matching["other_text"], matching["unscored"]) == (["3"], ["4"])
     said = " ".join(matching["notes"])
     assert f"2 prompts only in {a} (3, 11)" in said
-    assert "1 of these have the same id on both sides, but another text (3)" in said
+    assert "1 of these have the same id on both sides, but different texts (3)" in said
     assert "1 prompts without a score on one side (4)" in said
     assert "1 of the prompts were worded differently for the two models" in said
     assert f"1 records of {b} that can't be read ({b}:13" in said

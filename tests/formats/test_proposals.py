@@ -146,7 +146,7 @@ def test_a_flag_decides(tmp_path: Path) -> None:
     refused = run(path, "--guess", "--reward", "speed", code=2).stderr
     assert "--reward speed: expected one of the columns question, answer, toxicity, stars" in refused
     refused = run(path, "--guess", "--reward", "stars=2", "--reward", "toxicity", code=2).stderr
-    assert "--guess: expected one --reward COLUMN beside it" in refused
+    assert "--guess: expected one --reward COLUMN with it" in refused
 
 
 def test_the_evidence_is_both_ends(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_it_samples_and_evaluates(folders, tmp_path) -> None:
         ({"num_generations_eval": 1}, "num_generations_eval: expected 2 or more"),
         (
             {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8},
-            "since a gradient is of .* got 2",
+            "since a gradient needs .* got 2",
         ),
         ({"options": {"beta": 1.0}}, "options: beta"),
         ({"options": {"avrage": "token"}}, "avrage"),

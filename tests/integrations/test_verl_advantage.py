@@ -101,7 +101,7 @@ def test_check_reads_verls_complete_configuration() -> None:
     with pytest.raises(Refused, match="loss_agg_mode: expected 'seq-mean-token-sum'"):
         check(config)
     actor.loss_agg_mode = "seq-mean-token-sum"
-    with pytest.raises(Refused, match="one update a batch, got 256"):
+    with pytest.raises(Refused, match="one update per batch, got 256"):
         check(config)
     actor.ppo_mini_batch_size = 1024
     check(config)

@@ -135,7 +135,7 @@ def test_one_seed_has_no_interval_and_that_is_said(runs: list[Path]) -> None:
     assert document["lines"][0]["runs"][0]["se"] == 0.02
     assert document["lines"][1]["difference_to_first"] is None
     [said] = [text for text in notes(found) if "no interval over seeds" in text]
-    assert "the run's own standard error" in said
+    assert "the run's standard error" in said
 
 
 def test_without_heldout_measurements_training_reward_is_compared_and_that_is_said(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_auc_is_unknown_without_unequal_rewards(tmp_path):
 
 
 def test_a_reference_with_another_tokenizer_is_refused(store):
-    with pytest.raises(Refused, match="expected a reference with the tokenizer of the model"):
+    with pytest.raises(Refused, match="expected a reference with the model's tokenizer"):
         measure(store, policy(0), policy(0, alphabet="9876543210>"))
 
 

@@ -257,7 +257,7 @@ def each_100(row, values):
                 ["kl_ref", "logp_diff_mean", "logp_diff_max", "truncated_share", *HELD_OUT]
             ),
             (),
-            ("Sampler and trainer", KL, "Reward gained for the distance from the reference."),
+            ("Sampler and trainer", KL, "Reward against the distance from the reference."),
         ),
     ],
     ids=[
@@ -322,9 +322,9 @@ def test_the_best_model_is_named(bare_folder):
     path = bare_folder / "best" / "best.json"
     measured = {"step": 40, "metric": "eval_reward", "eval_reward": 0.75, "eval_reward_se": 0.02}
     path.write_text(json.dumps(measured | {"eval_auc": 0.7}))
-    assert "kept in best/ 0.750 ± 0.020 held-out reward, step 40" in read(bare_folder).text
+    assert "saved in best/ 0.750 ± 0.020 held-out reward, step 40" in read(bare_folder).text
     path.write_text(json.dumps(measured | {"metric": "eval_auc", "eval_auc": 0.7}))
-    assert "kept in best/ 0.700 held-out AUC, step 40" in read(bare_folder).text
+    assert "saved in best/ 0.700 held-out AUC, step 40" in read(bare_folder).text
     for wrong, message in (
         ({"eval_reward": None}, "eval_reward: expected a number"),
         ({"metric": "x"}, "metric: "),

@@ -91,7 +91,7 @@ def status_of(page: str) -> str:
 
 
 def test_ratings_go_on_until_they_decide(person: Person, tmp_path: Path) -> None:
-    assert status_of(person.page()) == "Needed: 8 more at the earliest, 19 at most: so many pairs are left."
+    assert status_of(person.page()) == "Needed: at least 8 more, at most 19: this many pairs are left."
     assert not (tmp_path / "ratings.json").exists()
     person.prefer(result=True)
     assert person.number() == 2  # row 1 has the same answer twice, a tie
@@ -102,8 +102,8 @@ def test_ratings_go_on_until_they_decide(person: Person, tmp_path: Path) -> None
     for _ in range(5):
         person.prefer(result=True)
     assert status_of(person.page()) == (
-        "Not decided: p = .062, and it needs p < .05. Needed: 1 more at the earliest, 12 at most: so many "
-        "pairs are left."
+        "Not decided: p = .062, and it needs p < .05. Needed: at least 1 more, at most 12: "
+        "this many pairs are left."
     )
     assert Ratings.load(tmp_path) == Ratings(7, 0, 1, 12, 6, "sequential")
     page = person.page()
@@ -137,10 +137,10 @@ def test_a_rating_is_undone_and_a_second_click_changes_nothing(person: Person, t
 
 def test_pairs_that_can_t_decide_say_so(tmp_path: Path) -> None:
     rating = Rating(tmp_path, make_sheet(tmp_path, 9), 6)
-    needed = "Needed: 8 more at the earliest, 8 at most: so many pairs are left."
+    needed = "Needed: at least 8 more, at most 8: this many pairs are left."
     assert status_of(rating.page("", "")) == needed
     rating.rate(0, "tie")
-    assert "The pairs that are left (7) can't decide it any more" in status_of(rating.page("", ""))
+    assert "The remaining pairs (7) can't decide it any more" in status_of(rating.page("", ""))
     for number in range(2, 9):
         rating.rate(number, "tie")
     page = rating.page("", "")

@@ -89,7 +89,7 @@ def test_processes_die_by_themselves_and_with_their_actors(ray: Any, tmp_path: P
     roles: list[Role] = ["server", "trainer", "collector"]
     processes = [process(role, role, sleep) for role in roles]
     launcher = on_ray.RayLauncher(ray, processes, 1, tmp_path / "logs", {"VARIABLE": "secret"})
-    server, trainer, collector = started = [launcher(p, again=False) for p in processes]
+    server, trainer, collector = started = [launcher(p, restarted=False) for p in processes]
     until(lambda: [p.poll() for p in started] == [None] * 3 and all(p.pid for p in started))
     assert len({p.host for p in started}) == 1  # two nodes of one machine
     until(lambda: (tmp_path / "logs" / "trainer.log").read_text() == "secret\n")
@@ -107,7 +107,7 @@ def test_processes_die_by_themselves_and_with_their_actors(ray: Any, tmp_path: P
     assert collector.poll() == LOST
     until(lambda: not is_running(collector.pid))  # nothing goes on without its actor
 
-    ended = launcher(process("collector", "collector", "raise SystemExit(3)"), again=True)
+    ended = launcher(process("collector", "collector", "raise SystemExit(3)"), restarted=True)
     until(lambda: ended.poll() is not None)
     assert ended.poll() == 3
 
@@ -115,5 +115,5 @@ def test_processes_die_by_themselves_and_with_their_actors(ray: Any, tmp_path: P
 @pytest.mark.nightly
 def test_a_head_that_isnt_there_is_refused() -> None:
     pytest.importorskip("ray")
-    with pytest.raises(Refused, match="no head of Ray answers"):
+    with pytest.raises(Refused, match="no Ray head answers"):
         on_ray.connect(Placement.parse("ray://127.0.0.1:1"))

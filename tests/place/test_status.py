@@ -56,7 +56,7 @@ def test_what_the_supervisor_and_the_processes_say(publications: Publications) -
             "silent, 12 responses, last probe 1e-06 nats off, without http://s:2, started again 2 times",
         ),
     ]
-    assert status.sentence() == "newest weights: version 4, after step 3; the run goes on"
+    assert status.sentence() == "newest weights: version 4, after step 3; the run continues"
 
 
 def test_a_run_that_was_not_placed(publications: Publications) -> None:

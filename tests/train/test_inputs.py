@@ -198,7 +198,7 @@ def test_a_collector_whose_reward_is_not_that_of_the_run_is_refused(tmp_path: Pa
     made = tiny(tmp_path, source__kind="elsewhere")
     record = {**made.record(), "run": "r", "inputs": {"reward.name": "0" * 64}}
     (tmp_path / "config.json").write_text(json.dumps(record))
-    with pytest.raises(Refused, match=r"what reward\.name names isn't here what it was"):
+    with pytest.raises(Refused, match=r"reward\.name has other content here"):
         Collector.of(str(tmp_path), None)  # type: ignore[arg-type]
 
 

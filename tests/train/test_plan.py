@@ -272,7 +272,7 @@ def test_the_plan_says_how_many_groups_a_step_trains_on(tmp_path: Path) -> None:
     config = tiny(tmp_path, data={"prompts": few, "replay": 0.5})
     found = Trainer(config, tmp_path / "run").plan()
     assert (
-        "6 updates, 2 to 4 groups a step: a prompt that is both sampled and drawn is one group"
+        "6 updates, 2 to 4 groups per step: a prompt that is both sampled and drawn is one group"
         in describe(found)
     )
     Trainer(config, tmp_path / "run").run()

@@ -111,7 +111,7 @@ def test_page_card_and_terminal_say_the_problem_in_place_of_the_number(tmp_path:
         f"problem: {distance.text}. {distance.detail}",
         "problem: responses dropped: 3",
         Verdict.of(run).sentence,
-        "measured all the same: best eval_auc 0.955 at step 40, the last measurement",
+        "measured nevertheless: best eval_auc 0.955 at step 40, the last measurement",
     ]
     text = card(run, folder / "model").text
     assert f"for 40 of 40 steps. **{distance.text}.**\n" in text

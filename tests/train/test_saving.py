@@ -246,7 +246,7 @@ def test_what_the_hub_declines_is_kept_and_can_be_tried_again(tmp_path, hub):
     declined, folder = train_and_push(tmp_path), tmp_path / "run" / "model"
     assert declined.exit_code == 2
     again = f"hf upload someone/fine {folder} . --private"
-    assert f"The run is done and kept. Try again with: {again}" in declined.stderr
+    assert f"The run is complete and saved. Try again with: {again}" in declined.stderr
     assert "403" in declined.stderr
     weights = (folder / "model.safetensors").read_bytes()
     hub.declines = False

@@ -102,7 +102,7 @@ def test_the_sentence(copied, interval, p, answer, beginning) -> None:
     verdict = Verdict.of(load_run(changed_rows(copied, **values, eval_kl_ref=1.3)))
     assert verdict.answer == answer
     assert verdict.sentence.startswith(beginning)
-    assert "KL to the reference 1.300 nats a response" in verdict.sentence
+    assert "KL to the reference 1.300 nats per response" in verdict.sentence
 
 
 def test_a_log_with_log_probs_is_estimated_off_policy(tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_a_gain_and_a_kl_of_two_zero_points_name_both(copied: Path) -> None:
     """The gain is against the run's start, which has random weights; the KL against that of the phase."""
     stored = json.loads((copied / "config.json").read_text())
     for reference, expected in (
-        ("start", "; KL to the reference 1.300 nats a response"),
-        ("ema", " (against random weights); KL to a moving reference 1.300 nats a response"),
-        ("model", " (against random weights); KL to the reference model 1.300 nats a response"),
+        ("start", "; KL to the reference 1.300 nats per response"),
+        ("ema", " (against random weights); KL to a moving reference 1.300 nats per response"),
+        ("model", " (against random weights); KL to the reference model 1.300 nats per response"),
     ):
         more = {"ema": {"reference_decay": 0.9}, "model": {"reference_model": "m"}}.get(reference, {})
         values = stored | {"policy": stored["policy"] | {"reference": reference} | more}
@@ -311,7 +311,7 @@ def test_what_can_not_be_compared_is_refused(tmp_path: Path) -> None:
     a = written(tmp_path / "a.jsonl", {"p": [1], "q": [0]})
     for other, message in (
         (written(tmp_path / "b.jsonl", {"r": [1]}), "prompts that both answered, got none"),
-        (written(tmp_path / "c.jsonl", {"p": [1]}, {"p": "else"}), "p names another one in each"),
+        (written(tmp_path / "c.jsonl", {"p": [1]}, {"p": "else"}), "p names different prompts"),
         (written(tmp_path / "d.jsonl", {"p": [True]}), r"d.jsonl:1: rewards: expected a number or null"),
         (written(tmp_path / "e.jsonl", {"p": 1}), r"e.jsonl:1: expected prompt_id, prompt and rewards"),
     ):

@@ -1,4 +1,4 @@
-"""First tasks: a folder that holds all that a run needs, and trains a small new model without a download."""
+"""First tasks: a folder with everything to train a small new model, without a download."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _digits(rng: random.Random) -> Rows:
 
 
 def _own_log(rng: random.Random) -> Rows:
-    """Sort four digits, from the log of a careless writer, who writes one of five digits at random."""
+    """Sort four digits, from the log of a careless writer, who replaces a fifth of the digits at random."""
     numbers = [f"{number:04}" for number in range(10_000)]
     rng.shuffle(numbers)
     log = []
@@ -38,7 +38,7 @@ def _own_log(rng: random.Random) -> Rows:
 
 
 def _chat(rng: random.Random) -> Rows:
-    """Say which of two digits is larger, to messages."""
+    """Say which of two digits is larger, in chat messages."""
     pairs = [(a, b) for a in range(10) for b in range(10) if a != b]
     rng.shuffle(pairs)
     questions = []
@@ -61,9 +61,9 @@ def _multi_turn(rng: random.Random) -> Rows:
 
 
 class StarterTask(NamedTuple):
-    """`rows`: the lines of its JSONL files, drawn at random; its other files lie in a folder of its name.
+    """`rows`: generates its JSONL files' lines at random; its other files lie in a folder of its name.
 
-    `minutes`: of `agro train recipe.toml`, processor time on one thread of an Intel Xeon (2 shared cores).
+    `minutes`: CPU time of `agro train recipe.toml` on one thread of an Intel Xeon (2 shared cores).
     """
 
     title: str
@@ -82,9 +82,9 @@ TASKS = {
 
 
 def create(folder: Path, name: str) -> list[Path]:
-    """Write the files of a task, the same each time, and return their paths.
+    """Write a task's files, the same each time, and return their paths.
 
-    Raises `Refused` where there is no such task, or where the folder isn't empty.
+    Raises `Refused` for an unknown task or a folder that isn't empty.
     """
     name = name.replace("_", "-")
     if name not in TASKS:
@@ -92,7 +92,7 @@ def create(folder: Path, name: str) -> list[Path]:
             f"--task: expected one of {', '.join(TASKS)}, got {name!r}; {did_you_mean(name, TASKS)}"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise Refused(f"{folder}: expected an empty folder or a new one; give another name")
+        raise Refused(f"{folder}: expected an empty or a new folder; use another name")
     task = TASKS[name]
     folder.mkdir(parents=True, exist_ok=True)
     written = []

@@ -1,4 +1,4 @@
-"""A run's figures and its page. matplotlib is imported when one is drawn."""
+"""A run's figures and its page. matplotlib is imported on demand."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ __all__ = ["report"]
 
 
 def report(run_folder: str | Path) -> Path:
-    """Write `report.html`, one self-contained page, into a run folder and return its path.
+    """Write `report.html`, one self-contained page, to a run folder and return its path.
 
-    Raises `Refused` where `config.json` or `metrics.jsonl` is missing, empty or not what a run writes.
+    Raises `Refused` if `config.json` or `metrics.jsonl` is missing, empty or malformed.
     """
     from agro.io.files import write
     from agro.pages.run.page import page

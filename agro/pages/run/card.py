@@ -1,7 +1,7 @@
 """The model card of a run, README.md, and the upload of RUN/model to the Hugging Face hub.
 
-A card is made from the files of the run folder, so that it can be made again. The token of
-the hub comes from `hf auth login` or HF_TOKEN, never from a configuration.
+A card is made from the files of the run folder, so it can be rewritten at any time. The hub
+token comes from `hf auth login` or HF_TOKEN, never from a configuration.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from agro.store import Store
 from agro.store.location import READ_SECONDS, exists, located
 
 UNKNOWN = "not measured"
-LONGEST = 240  # characters of a prompt or response
+LONGEST = 240  # characters shown of a prompt or response
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
-RUN_CONFIG = "run_config.json"  # config.json is the model's own
+RUN_CONFIG = "run_config.json"  # config.json belongs to the model
 
 
 def write_cards(run_folder: Path) -> None:
-    """Write README.md into RUN/model, RUN/adapter and RUN/best, as far as they exist.
+    """Write README.md to those of RUN/model, RUN/adapter and RUN/best that exist.
 
-    RUN/model gets copies of the report and the run's configuration too.
+    RUN/model also gets copies of the report and the run's configuration.
     """
     run = load_run(run_folder)
     folders = [run_folder / name for name in ("model", "adapter", "best")]
@@ -56,7 +56,7 @@ def write_cards(run_folder: Path) -> None:
 
 
 def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
-    """The card of the model in `folder`."""
+    """Make the card of the model in `folder`."""
     adapter = is_adapter(str(folder))
     best = run.best_model if (folder / "best.json").exists() else None
     base = run.config.policy.model  # None: random weights
@@ -97,7 +97,7 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
 
 
 def _hub_name(model: str | None) -> str | None:
-    """The name, where it is one of the hub's and not a folder of this machine."""
+    """Return a model's name on the hub; None for a local folder."""
     if model is None or model.startswith((".", "~", "/")) or model.count("/") > 1:
         return None
     return None if Path(model).expanduser().exists() else model
@@ -108,7 +108,7 @@ def _named(model: str) -> str:
 
 
 def _training(run: RunData) -> dict[str, str]:
-    """What the run was made of; the rest is in its configuration. Paths of this machine stay private."""
+    """List the main facts about the training. File names appear without their paths, which are private."""
     c = run.config
     objectives, references = [], []
     for span in run.spans:
@@ -141,7 +141,7 @@ def _training(run: RunData) -> dict[str, str]:
 
 
 def _imported(run: RunData) -> str:
-    """The imported samples that the run trained on: source, file and license."""
+    """Describe the imported samples that the run trained on: source, file and license."""
     path = located(run.config.data.store, run.folder)
     if not exists(path):
         return ""
@@ -158,17 +158,17 @@ def _imported(run: RunData) -> str:
 
 
 def _results(run: RunData, best: Measurement | None) -> dict[str, str]:
-    """The held-out reward and what the run follows, before, after, and of the best model; and the KL."""
+    """List the held-out reward and the followed metric, before, after, and at the best model; and the KL."""
     end, rows = run.steps, {row["step"]: row for row in run.rows}
-    found: dict[str, Measurement | None] = {}
+    measured: dict[str, Measurement | None] = {}
     for metric in dict.fromkeys(("eval_reward", run.followed or "eval_reward")):
         for step, when in ((0, "before"), (end, f"after {end} steps")):
-            known = rows.get(step, {}).get(metric) is not None
-            found[f"{FOLLOWED[metric]} {when}"] = Measurement.of(metric, rows[step]) if known else None
+            present = rows.get(step, {}).get(metric) is not None
+            measured[f"{FOLLOWED[metric]} {when}"] = Measurement.of(metric, rows[step]) if present else None
     if best is not None:
-        found[f"{FOLLOWED[best.metric]} at step {best.step}"] = best
+        measured[f"{FOLLOWED[best.metric]} at step {best.step}"] = best
     results = {}
-    for title, x in found.items():
+    for title, x in measured.items():
         results[title] = UNKNOWN if x is None else with_error(x.value, x.se, 4)
         if x is not None and x.metric == "eval_reward":
             results[title] += f" (n = {'unknown' if x.n is None else x.n})"
@@ -178,7 +178,7 @@ def _results(run: RunData, best: Measurement | None) -> dict[str, str]:
 
 
 def literal(text: str) -> str:
-    """Markdown code that shows a text of any origin as it is, in one line."""
+    """Format untrusted text as Markdown code on one line."""
     shown = " ".join(visible(text).split())
     fence = "`" * (max(map(len, re.findall("`+", shown)), default=0) + 1)
     padding = " " if shown.startswith("`") or shown.endswith("`") else ""
@@ -192,7 +192,7 @@ def _files(paths: Sequence[str]) -> str:
 def push(folder: Path, train: TrainConfig) -> str | None:
     """Upload a folder to the repository `train.push`, if there is one, and return its address.
 
-    The repository is created if needed. Raises `Refused` where the hub can't be reached or declines.
+    The repository is created if needed. Raises `Refused` if the hub can't be reached or rejects the upload.
     """
     if train.push is None:
         return None
@@ -201,10 +201,10 @@ def push(folder: Path, train: TrainConfig) -> str | None:
     try:
         url = api.create_repo(train.push, private=train.push_private, exist_ok=True)
         api.upload_folder(repo_id=train.push, folder_path=folder, commit_message=message)
-    except Exception as error:  # noqa: BLE001  # of the network or of any of huggingface_hub's libraries
+    except Exception as error:  # noqa: BLE001  # from the network or any of huggingface_hub's libraries
         private = " --private" if train.push_private else ""
         raise Refused(
             f"train.push: {folder} was not uploaded to {train.push}: {str(error).strip():.500}\n"
-            f"The run is done and kept. Try again with: hf upload {train.push} {folder} .{private}"
+            f"The run is complete and saved. Try again with: hf upload {train.push} {folder} .{private}"
         ) from None
     return str(url)

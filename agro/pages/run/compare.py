@@ -1,5 +1,5 @@
-"""Is one result better than another? Results are matched prompt by prompt; several runs are curves too, those
-that differ in their seed alone one line. Their sentences, figure, page and JSON."""
+"""Compare results prompt by prompt, and runs also as curves, where runs that differ only in their seed form
+one line. Produces sentences, a figure, a page and JSON."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ ROW = ("n", "a", "b", "difference", "low", "high", "p", "test", "detectable")  #
 
 
 class Matching(NamedTuple):
-    """Prompts of both sides, as pairs of their ids, and those of one side alone.
+    """Matched prompts, as pairs of ids, and the prompts of one side alone.
 
-    `other_text`: ids that both sides have, each for another prompt; these are among `only_a` and `only_b`.
+    `other_text`: ids that name different prompts on the two sides; they are also in `only_a` and `only_b`.
     """
 
     pairs: list[tuple[str, str]]
@@ -48,31 +48,31 @@ class Matching(NamedTuple):
 
     @classmethod
     def of(cls, a: Mapping[str, str], b: Mapping[str, str]) -> Matching:
-        """Match prompts with the same text. `a`, `b`: by id a hash of it.
+        """Match prompts with the same text. `a`, `b`: hashes of the texts, by id.
 
-        Where several have it, first those with the same id, then the others in their order.
+        Prompts with the same text are matched by id first, then in order.
         """
         pairs = [(key, key) for key in a if a[key] == b.get(key)]
         both = {key for key, _ in pairs}
-        rest: dict[str, list[str]] = {}
+        remaining: dict[str, list[str]] = {}
         for key, text in b.items():
             if key not in both:
-                rest.setdefault(text, []).append(key)
+                remaining.setdefault(text, []).append(key)
         for key, text in a.items():
-            if key not in both and rest.get(text):
-                pairs.append((key, rest[text].pop(0)))
-        of_a, of_b = ({pair[side] for pair in pairs} for side in (0, 1))
+            if key not in both and remaining.get(text):
+                pairs.append((key, remaining[text].pop(0)))
+        ids_a, ids_b = ({pair[side] for pair in pairs} for side in (0, 1))
         only_a, only_b = (
-            tuple(key for key in side if key not in matched) for side, matched in ((a, of_a), (b, of_b))
+            tuple(key for key in side if key not in matched) for side, matched in ((a, ids_a), (b, ids_b))
         )
         return cls(pairs, only_a, only_b, tuple(key for key in only_a if key in b))
 
 
 @dataclass(frozen=True)
 class PairedResults:
-    """What `b` is against `a`, by one metric of both. `unscored`: prompts without a score on one side.
+    """`b` compared with `a`, by one metric. `unscored`: prompts without a score on one side.
 
-    `p`: of no difference, adjusted (Holm) where it is one of several comparisons.
+    `p`: p-value of no difference, adjusted (Holm) if it is one of several comparisons.
     """
 
     a: Result
@@ -82,12 +82,12 @@ class PairedResults:
     matching: Matching
     unscored: tuple[str, ...]
     p: float
-    family: int = 1  # how many comparisons it is one of
-    name: str = ""  # among these
+    family: int = 1  # number of comparisons in its family
+    name: str = ""  # within the family
 
     @classmethod
     def of(cls, a: Result, b: Result, metric: str | None = None) -> Self:
-        """Raises `Refused` where they have no prompt, metric or reward in common."""
+        """Compare two results. Raises `Refused` if they share no prompt, metric or reward."""
         chosen = metric_of(a, b, metric)
         differing = [key for key in a.scoring if key in b.scoring and a.scoring[key] != b.scoring[key]]
         if differing:
@@ -98,102 +98,99 @@ class PairedResults:
             )
         matching = Matching.of(a.texts, b.texts)
         if not matching.pairs:
-            renamed = f"; {matching.other_text[0]} names another one in each" if matching.other_text else ""
+            renamed = f"; {matching.other_text[0]} names different prompts" if matching.other_text else ""
             raise Refused(
                 f"{a.name} and {b.name}: expected prompts that both answered, got none{renamed}. {WAY_OUT}"
             )
         pairs = matching.pairs
         scores_a, scores_b = a.scores[chosen], b.scores[chosen]
-        before = np.array([scores_a.get(key) for key, _ in pairs], np.float64)  # None is NaN there
-        after = np.array([scores_b.get(key) for _, key in pairs], np.float64)
-        unscored = tuple(key for (key, _), x in zip(pairs, before + after, strict=True) if math.isnan(x))
+        values_a = np.array([scores_a.get(key) for key, _ in pairs], np.float64)  # None becomes NaN
+        values_b = np.array([scores_b.get(key) for _, key in pairs], np.float64)
+        unscored = tuple(key for (key, _), x in zip(pairs, values_a + values_b, strict=True) if math.isnan(x))
         numbers: dict[str, int] = {}
         clusters = [numbers.setdefault(a.clusters.get(key, key), len(numbers)) for key, _ in pairs]
         unknown_a, unknown_b = (
             np.array([side.unscored.get(chosen, {}).get(key, 0.0) for key in keys])
             for side, keys in zip((a, b), zip(*pairs, strict=True), strict=True)
         )
-        comparison = compare_pairs(before, after, clusters, (unknown_a, unknown_b))
+        comparison = compare_pairs(values_a, values_b, clusters, (unknown_a, unknown_b))
         return cls(
             a, b, chosen, comparison, matching, unscored, comparison.p, name=a.task or b.task or "prompts"
         )
 
     @property
     def verdict(self) -> Verdict:
-        what = "held-out prompts" if HELD_OUT in (self.a.task, self.b.task) else "prompts"
+        prompts = "held-out prompts" if HELD_OUT in (self.a.task, self.b.task) else "prompts"
         measure = "mean reward" if self.metric == REWARD else self.metric
-        return Verdict.compared(replace(self.comparison, p=self.p), prompts=what, measure=measure)
+        return Verdict.compared(replace(self.comparison, p=self.p), prompts=prompts, measure=measure)
 
     @property
     def notes(self) -> list[str]:
-        """What a reader has to know about the sentence."""
-        a, b, x, found, answer = self.a, self.b, self.comparison, self.matching, self.verdict.answer
+        """List what a reader must know about the sentence."""
+        a, b, x, matching, answer = self.a, self.b, self.comparison, self.matching, self.verdict.answer
         copies = f" in {x.clusters} clusters of near-copies" if x.clusters < x.n else ""
         text = f"Matched: {x.n} prompts{copies}."
-        if not math.isnan(x.detectable) and answer != "not shown":  # whose sentence says it
-            text += f" So many show a difference of {fixed(x.detectable)} or more four times out of five."
+        if not math.isnan(x.detectable) and answer != "not shown":  # "not shown" says it in its sentence
+            text += f" This many show a difference of {fixed(x.detectable)} or more four times out of five."
         if self.family > 1:
-            text += f" p is adjusted for {self.family} comparisons (Holm); alone {chance(x.p)}."
+            text += f" p is adjusted for {self.family} comparisons (Holm); unadjusted {chance(x.p)}."
         notes = [text]
-        for keys, what in (
-            (found.only_a, f"prompts only in {a.name}"),
-            (found.only_b, f"prompts only in {b.name}"),
+        for keys, description in (
+            (matching.only_a, f"prompts only in {a.name}"),
+            (matching.only_b, f"prompts only in {b.name}"),
             (self.unscored, "prompts without a score on one side"),
             (a.unreadable, f"records of {a.name} that can't be read"),
             (b.unreadable, f"records of {b.name} that can't be read"),
         ):
             if keys:
-                notes.append(f"Not compared: {len(keys)} {what} ({first_of(keys)}).")
-        if found.other_text:
+                notes.append(f"Not compared: {len(keys)} {description} ({first_of(keys)}).")
+        if matching.other_text:
             notes.append(
-                f"{len(found.other_text)} of these have the same id on both sides, but another text "
-                f"({', '.join(found.other_text[:3])})."
+                f"{len(matching.other_text)} of these have the same id on both sides, but different texts "
+                f"({', '.join(matching.other_text[:3])})."
             )
         notes += self._scored()
         if answer == "not shown" and x.low * x.high > 0:
             notes.append(
-                f"The interval leaves 0 out, but p of the test ({x.test}) isn't below .05: not shown."
+                f"The interval excludes 0, but the p-value of the test ({x.test}) isn't below .05: not shown."
             )
         if max(a.seeds, b.seeds) > 1:
             notes.append(
-                f"Rewards are means over seeds ({a.seeds} and {b.seeds}): the interval is that of the "
-                "prompts, and the table has the seeds."
+                f"Rewards are means over seeds ({a.seeds} and {b.seeds}): the interval covers prompts, "
+                "and the table shows the seeds."
             )
         elif a.step is not None or b.step is not None:
-            notes.append(
-                "This is about these two models: what another seed would give isn't in the interval."
-            )
+            notes.append("This compares these two models: the interval excludes the variation between seeds.")
         return notes
 
     def _scored(self) -> list[str]:
         texts, a, b = [], self.a, self.b
-        others = [name for name in a.scores if name in b.scores and name != self.metric]
-        if others:
-            texts.append(f"Scored by {self.metric}; both have also {', '.join(others)} (--metric NAME).")
+        shared = [name for name in a.scores if name in b.scores and name != self.metric]
+        if shared:
+            texts.append(f"Scored by {self.metric}; both also have {', '.join(shared)} (--metric NAME).")
         unsaid = [x.name for x in (a, b) if not x.scoring]
         if self.metric == REWARD and unsaid:
             texts.append(
-                f"{' and '.join(unsaid)}: the reward isn't recorded there; it has to be the same on both "
-                "sides."
+                f"{' and '.join(unsaid)}: the reward isn't recorded there; it must be the same on both sides."
             )
         pairs = self.matching.pairs
         prompted = [k for k, other in pairs if k in a.prompted and a.prompted[k] != b.prompted.get(other)]
         if prompted and b.prompted:
             texts.append(
                 f"{len(prompted)} of the prompts were worded differently for the two models (template or "
-                f"examples), such as {', '.join(prompted[:3])}: the difference is also that of the "
+                f"examples), such as {', '.join(prompted[:3])}: the difference includes that of the "
                 "wording."
             )
         return texts
 
     def row(self) -> dict[str, Any]:
-        """As JSON; None where unknown. `p` and `verdict` are adjusted for all comparisons."""
+        """Return a row of JSON; None where unknown. `p` and `verdict` are adjusted for all comparisons."""
         values = {name: getattr(self.comparison, name) for name in ROW} | {"p": self.p}
-        known = {k: None if isinstance(x, float) and math.isnan(x) else x for k, x in values.items()}
-        return {"name": self.name, **known, "verdict": self.verdict.answer}
+        finite = {k: None if isinstance(x, float) and math.isnan(x) else x for k, x in values.items()}
+        return {"name": self.name, **finite, "verdict": self.verdict.answer}
 
     def to_json(self) -> dict[str, Any]:
-        """What is behind the row: both sides, what was matched, and what wasn't compared."""
+        """Return the details of a row: both sides, the matching, and what wasn't compared."""
         p = self.comparison.p
         return {
             "name": self.name,
@@ -213,7 +210,7 @@ class PairedResults:
 
 
 def metric_of(a: Result, b: Result, named: str | None) -> str:
-    """The metric that is named, or the first one of `a` that `b` has too. Raises `Refused` without one."""
+    """Return the named metric, or the first that both have. Raises `Refused` if there is none."""
     both = [name for name in a.scores if name in b.scores]
     if named is None and both:
         return both[0]
@@ -223,15 +220,15 @@ def metric_of(a: Result, b: Result, named: str | None) -> str:
     sides = "; ".join(f"{x.name} has {', '.join(x.scores) or 'none'}" for x in (a, b))
     raise Refused(
         f"{a.name} and {b.name}: expected {expected}, got different scoring: {sides}. What to do: score both "
-        "by one metric"
+        "with one metric"
     )
 
 
 @dataclass(frozen=True)
 class PairedSets:
-    """Comparisons with the first of several results, whose p are adjusted for their number.
+    """Comparisons of several results with the first one, with p adjusted for their number.
 
-    `notes`: sets that aren't compared, and why.
+    `notes`: the sets that aren't compared, and why.
     """
 
     pairs: tuple[PairedResults, ...]
@@ -239,17 +236,17 @@ class PairedSets:
 
     @classmethod
     def of(cls, sides: Sequence[Sequence[Result]], metric: str | None = None) -> Self:
-        """`sides`: of each a result a set of prompts. Raises `Refused` where nothing can be compared."""
+        """`sides`: for each, one result per set of prompts. Raises `Refused` if nothing can be compared."""
         pairs: list[PairedResults] = []
         notes: list[str] = []
-        first = sides[0]
+        base = sides[0]
         for other in sides[1:]:
             same = {result.task: result for result in other}
-            matched = [(result, same[result.task]) for result in first if result.task in same]
-            if len(first) == len(other) == 1:  # of one set on each side, whatever their names
-                matched = [(first[0], other[0])]
+            matched = [(result, same[result.task]) for result in base if result.task in same]
+            if len(base) == len(other) == 1:  # one set on each side matches whatever its name
+                matched = [(base[0], other[0])]
             tasks = {result.task for both in matched for result in both}
-            for side, against in ((first, other), (other, first)):
+            for side, against in ((base, other), (other, base)):
                 names = [result.task or "(without a name)" for result in side if result.task not in tasks]
                 if names:
                     notes.append(
@@ -279,36 +276,36 @@ class PairedSets:
 
 
 def sets_in_words(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of each set of a document its `row`, and for people its `sentence`, its `notes`, and `cells`: name,
-    number of prompts, both means, the difference with its interval."""
+    """Return each set of a document as its `row`, with a `sentence`, `notes`, and `cells`: name, number of
+    prompts, both means, the difference with its interval."""
     sets = []
-    for row, about in zip(document["sets"], document["matching"], strict=True):
-        sides = about["a"], about["b"]
+    for row, details in zip(document["sets"], document["matching"], strict=True):
+        sides = details["a"], details["b"]
         a, b = (x["name"] if x["step"] is None else f"{x['name']} at step {x['step']}" for x in sides)
         named = f"{row['name']}: " if len(document["sets"]) > 1 else ""
         difference = fixed(row["difference"], signed=True)
         if row["low"] is not None:
             difference += f" [{fixed(row['low'], signed=True)}, {fixed(row['high'], signed=True)}]"
         cells = [row["name"], str(row["n"]), fixed(row["a"]), fixed(row["b"]), difference]
-        sentence = f"{named}{b} against {a}: {about['sentence']}"
-        sets.append({"row": row, "sentence": sentence, "notes": about["notes"], "cells": cells})
+        sentence = f"{named}{b} against {a}: {details['sentence']}"
+        sets.append({"row": row, "sentence": sentence, "notes": details["notes"], "cells": cells})
     return sets
 
 
 HELD_OUT_REWARD, TRAINING_REWARD = "eval_reward", "reward_mean"
 MEASURES = {HELD_OUT_REWARD: "held-out reward", TRAINING_REWARD: "training reward"}
 UNSET = "not set"
-LONGEST_LABEL = 48  # characters of a label
+LONGEST_LABEL = 48  # characters
 
 
 def measure_name(measure: str) -> str:
-    """For people."""
+    """Return a metric's display name."""
     return MEASURES.get(measure, measure)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over `n` seeds and its 95 % t-interval, whose ends are NaN for a single seed."""
+    """A mean over `n` seeds and its 95 % t-interval; its ends are NaN for a single seed."""
 
     mean: float
     low: float
@@ -328,9 +325,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Curve:
-    """S runs that differ in their seed alone, at the K steps at which all were measured. `runs`: by seed.
+    """S runs that differ only in their seed, at the K steps at which all were measured. `runs`: by seed.
 
-    `se`: each run's own standard error over held-out prompts at the last step; NaN where it is unknown.
+    `se`: each run's standard error over held-out prompts at the last step; NaN if unknown.
     """
 
     label: str
@@ -347,10 +344,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """`measure`: a metric of metrics.jsonl. `differences`: each line's value by dotted key.
-    `without_heldout`: runs without held-out reward.
+    """Runs compared as curves. `measure`: a metric of metrics.jsonl. `differences`: each line's value by
+    dotted key. `without_heldout`: runs without held-out reward.
 
-    `paired`: the other runs against the first on the same prompts; `unpaired`: why it isn't known.
+    `paired`: the other runs against the first on the same prompts; `unpaired`: why there is none.
     """
 
     measure: str
@@ -362,13 +359,13 @@ class RunComparison:
 
 
 def compare(folders: Sequence[Path], metric: str | None = None) -> RunComparison:
-    """Read runs and group them. Raises `Refused` where one can't be read, or two have the same seed.
+    """Read runs and group them. Raises `Refused` if one can't be read, or two are the same run.
 
-    `metric`: a number of metrics.jsonl; without it held-out reward, or training reward where a run has none.
+    `metric`: a metric of metrics.jsonl; by default held-out reward, or training reward if a run has none.
     """
     if metric is not None and (metric not in METRICS or not METRICS[metric].is_number):
         hint = did_you_mean(metric, METRICS)
-        expected = "a number of metrics.jsonl of these runs"
+        expected = "a metric of metrics.jsonl"
         raise Refused(f"--metric: expected {expected}, got {metric!r}{hint and f'; {hint}'}")
     if len({f.resolve() for f in folders}) < len(folders):
         raise Refused(f"compare: expected different runs, got {', '.join(map(str, folders))}")
@@ -381,11 +378,11 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> RunComparison
         elif same[-1].config.train.seed == run.config.train.seed:
             raise Refused(
                 f"compare: {same[-1].folder} and {run.folder} have the same configuration and the same seed "
-                f"({run.config.train.seed}), so they are one run made twice; give one of them"
+                f"({run.config.train.seed}), so they are the same run twice; leave one out"
             )
         else:
             same.append(run)
-    groups.sort(key=lambda group: min(map(runs.index, group)))  # as they are given
+    groups.sort(key=lambda group: min(map(runs.index, group)))  # in the order of the arguments
     without = tuple(r for r in runs if not np.isfinite(r.column("eval_reward")).any())
     measure = metric or (TRAINING_REWARD if without else HELD_OUT_REWARD)
     differences = differing([flat(settings(g[0])) for g in groups])
@@ -396,13 +393,13 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> RunComparison
 
 
 def _paired(lines: Sequence[Curve]) -> tuple[PairedSets | None, str]:
-    """Every other line against the first, each the mean over its seeds, or two runs of one line; or why there
-    is no verdict. Neither for a single run."""
+    """Compare every other line, as its mean over seeds, with the first, or two runs of one line; or say why
+    there is no verdict. Neither for a single run."""
     sides = [(line.label, line.runs) for line in lines]
     if len(lines) == 1:
         sides = [(run.name, (run,)) for run in lines[0].runs]
         if len(sides) > 2:
-            return None, "These runs differ in their seed alone, so none is compared with another."
+            return None, "These runs differ only in their seed, so none is compared with another."
     if len(sides) < 2:
         return None, ""
     try:
@@ -413,8 +410,8 @@ def _paired(lines: Sequence[Curve]) -> tuple[PairedSets | None, str]:
 
 
 def settings(run: RunData) -> dict[str, Any]:
-    """Everything but the seed that decides a run's result, the code of its reward too. Paths into its own
-    folder begin with RUN."""
+    """Return everything but the seed that determines a run's result, including its reward's code. Paths into
+    its own folder begin with RUN."""
     values = copy.deepcopy(deciding(run.config.model_dump(mode="json")))
     values["train"].pop("seed")
     values["code"] = {key: digest[:8] for key, digest in reward_of(run)["code"].items()}
@@ -426,7 +423,7 @@ def settings(run: RunData) -> dict[str, Any]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values under dotted keys; those of a phase under phases.NAME."""
+    """Flatten nested values to dotted keys; a phase's are under phases.NAME."""
     result: dict[str, Any] = {}
     for key, value in values.items():
         if key == "phases":
@@ -439,14 +436,14 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The keys whose values differ, with the values."""
+    """Return the keys whose values differ, with the values."""
     keys = dict.fromkeys(k for c in configs for k in c)
     values = {key: [c.get(key, UNSET) for c in configs] for key in keys}
     return {key: v for key, v in values.items() if any(x != v[0] for x in v)}
 
 
 def _labels(groups: Sequence[Sequence[RunData]], differences: Mapping[str, Sequence[Any]]) -> list[str]:
-    """A line's label: the values that differ, where these are few, else the folder of its first run."""
+    """Label a line by its differing values, if they are few, else by the folder of its first run."""
     labels = []
     for i, group in enumerate(groups):
         parts = []
@@ -490,7 +487,7 @@ def _line(label: str, runs: Sequence[RunData], measure: str) -> Curve:
 LINE_COLORS = (*COLORS, figures.INK)
 DASHES = ("-", "--", ":", "-.")
 SHORTENED = 30  # characters of a label in the figure
-BANDS = 3  # seeds from which on there are intervals: that of two reaches 12.7 standard errors to each side
+BANDS = 3  # fewest seeds with an interval: for two it reaches 12.7 standard errors to each side
 
 
 def color_of(number: int) -> str:
@@ -498,9 +495,9 @@ def color_of(number: int) -> str:
 
 
 def figure(comparison: RunComparison, size: Size = WIDE, longest: int = SHORTENED) -> Figure:
-    """Means over seeds against steps, single seeds thin; of `BANDS` seeds or more their 95 % t-intervals.
+    """Plot means over seeds against steps, thin single seeds, and 95 % t-intervals for `BANDS` seeds or more.
 
-    Each line's label, of at most `longest` characters, stands at the height of its end.
+    Each line's label, of at most `longest` characters, is at the height of its end.
     """
     chart = Figure(figsize=size)
     lines = comparison.lines
@@ -529,7 +526,7 @@ def figure(comparison: RunComparison, size: Size = WIDE, longest: int = SHORTENE
     every = np.concatenate([values.ravel() for values in shown])
     figures.scale_axes(axes, every)
     lowest, highest = every.min(), every.max()
-    room = 0.25 * (highest - lowest) or 0.5  # a band may be so wide that it would flatten the lines
+    room = 0.25 * (highest - lowest) or 0.5  # a wide band mustn't flatten the lines
     axes.set_ylim(0.0 if lowest >= 0 else lowest - room, highest + room)
     figures.name_axes(axes, "step", measure_name(comparison.measure), bold=True)
     ends = [float(values.mean(0)[-1]) for values in shown]
@@ -538,12 +535,12 @@ def figure(comparison: RunComparison, size: Size = WIDE, longest: int = SHORTENE
 
 
 def write(comparison: RunComparison, folder: Path) -> dict[str, Any]:
-    """Write compare.png, .svg, .pdf, .csv and .html into `folder`; the document, which names them."""
+    """Write compare.png, .svg, .pdf, .csv and .html to `folder`; return the document, which names them."""
     _make(folder)
     paths = [folder / f"compare.{ending}" for ending in ("png", "svg", "pdf", "csv", "html")]
     figures.png(figure(comparison), paths[0])
     for path, date in ((paths[1], "Date"), (paths[2], "CreationDate")):
-        with matplotlib.rc_context({"svg.hashsalt": "compare"}):  # the same runs give the same file
+        with matplotlib.rc_context({"svg.hashsalt": "compare"}):  # reproducible files
             figure(comparison).savefig(path, facecolor="white", metadata={date: None})
     with paths[3].open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -551,15 +548,15 @@ def write(comparison: RunComparison, folder: Path) -> dict[str, Any]:
         for line in comparison.lines:
             for run, values in zip(line.runs, line.values, strict=True):
                 rows = zip(line.steps.tolist(), values.tolist(), strict=True)
-                about = [csv_cell(line.label), csv_cell(str(run.folder)), run.config.train.seed]
-                writer.writerows([*about, *row] for row in rows)
+                labels = [csv_cell(line.label), csv_cell(str(run.folder)), run.config.train.seed]
+                writer.writerows([*labels, *row] for row in rows)
     document = to_json(comparison)
     paths[4].write_text(page(comparison, document), encoding="utf-8")
     return document | {"files": [str(path) for path in paths]}
 
 
 def write_results(paired: PairedSets, folder: Path) -> dict[str, Any]:
-    """Write compare.html of results that aren't all runs; the document, which names it."""
+    """Write compare.html for results that aren't all runs; return the document, which names it."""
     _make(folder)
     path, document = folder / "compare.html", paired.to_json()
     path.write_text(render("results.html", **_shared(document)), encoding="utf-8")
@@ -567,7 +564,7 @@ def write_results(paired: PairedSets, folder: Path) -> dict[str, Any]:
 
 
 def _shared(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What both templates show of a document."""
+    """Return the template context that both pages share."""
     numbers = json.dumps(document, indent=1, ensure_ascii=False)
     return {"sets": sets_in_words(document), "not_compared": document["not_compared"], "json": numbers}
 
@@ -580,13 +577,13 @@ def _make(folder: Path) -> None:
 
 
 def notes(comparison: RunComparison) -> list[str]:
-    """What a reader has to know about the numbers."""
+    """List what a reader must know about the numbers."""
     texts = [comparison.unpaired] if comparison.unpaired else []
     if comparison.measure == TRAINING_REWARD:
         names = ", ".join(str(r.folder) for r in comparison.without_heldout)
         texts.append(
             f"Training reward is compared, because there is no held-out reward in {names}. It is measured on "
-            "the responses that each run trained on, of any source."
+            "each run's training responses, from any source."
         )
     if not comparison.measure.startswith("eval_"):
         texts.append("The final value is the mean of the last tenth of the steps.")
@@ -595,10 +592,10 @@ def notes(comparison: RunComparison) -> list[str]:
         lines_named = "each line" if len(single) == len(comparison.lines) else "; ".join(single)
         note = f"There is a single seed of {lines_named}, so there is no interval over seeds."
         if comparison.measure == HELD_OUT_REWARD:
-            note += " ± is the run's own standard error over held-out prompts."
+            note += " ± is the run's standard error over held-out prompts."
         texts.append(note)
     if any(len(line.runs) == BANDS - 1 for line in comparison.lines):
-        texts.append("Of two seeds both values are shown: no interval of two says more.")
+        texts.append("For two seeds both values are shown: an interval would say no more.")
     for run in (run for line in comparison.lines for run in line.runs):
         if run.steps < run.steps_configured:
             texts.append(f"{run.folder} has reached step {run.steps} of {run.steps_configured}.")
@@ -609,7 +606,7 @@ def notes(comparison: RunComparison) -> list[str]:
 
 
 def final_words(line: Mapping[str, Any]) -> str:
-    """The final reward of a document's line, and its uncertainty."""
+    """Format the final reward of a document's line, and its uncertainty."""
     runs = line["runs"]
     if len(runs) > 1:
         return _words(line["final"], [run["final"] for run in runs], signed=False)
@@ -617,24 +614,24 @@ def final_words(line: Mapping[str, Any]) -> str:
     return fixed(line["final"]["mean"]) + error
 
 
-def difference_words(line: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """A line of a document less its first one."""
-    if line is first:
+def difference_words(line: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    """Format the difference of a document's line to the first."""
+    if line is base:
         return "–"
     x = line["difference_to_first"]
     if x is None:
         return "fewer than two common seeds"
-    return f"{_words(x, _by_seed(line, first), signed=True)} ({x['seeds']} seeds)"
+    return f"{_words(x, _by_seed(line, base), signed=True)} ({x['seeds']} seeds)"
 
 
-def _by_seed(line: Mapping[str, Any], first: Mapping[str, Any]) -> list[float]:
-    """The final rewards of a line less the first line's, of the seeds that both have."""
-    before = {run["seed"]: run["final"] for run in first["runs"]}
-    return [run["final"] - before[run["seed"]] for run in line["runs"] if run["seed"] in before]
+def _by_seed(line: Mapping[str, Any], base: Mapping[str, Any]) -> list[float]:
+    """Return the differences in final reward between a line and the first, for common seeds."""
+    base_final = {run["seed"]: run["final"] for run in base["runs"]}
+    return [run["final"] - base_final[run["seed"]] for run in line["runs"] if run["seed"] in base_final]
 
 
 def _words(x: Mapping[str, Any], values: Sequence[float], *, signed: bool) -> str:
-    """A mean with its interval; of fewer seeds than `BANDS` with the value of each."""
+    """Format a mean with its interval, or with each value if there are fewer seeds than `BANDS`."""
     mean = fixed(x["mean"], signed=signed)
     if x["seeds"] < BANDS:
         return f"{mean}  ({' and '.join(fixed(value, signed=signed) for value in values)})"
@@ -642,12 +639,12 @@ def _words(x: Mapping[str, Any], values: Sequence[float], *, signed: bool) -> st
 
 
 def differences_words(differences: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Such as "objective.name: agro | rloo", in the order of the lines."""
+    """Format differences such as "objective.name: agro | rloo", in the order of the lines."""
     return [f"{key}: " + " | ".join(map(to_text, values)) for key, values in differences.items()]
 
 
 def to_json(comparison: RunComparison) -> dict[str, Any]:
-    """The document of `agro compare`, of which page and text are made, before its files are written."""
+    """Return the document of `agro compare`, from which page and text are made, before its files exist."""
     paired = PairedSets(()) if comparison.paired is None else comparison.paired
     lines: list[dict[str, Any]] = []
     for line in comparison.lines:
@@ -679,13 +676,13 @@ def to_json(comparison: RunComparison) -> dict[str, Any]:
 
 
 def page(comparison: RunComparison, document: Mapping[str, Any]) -> str:
-    """One self-contained file."""
+    """Render a comparison of runs as one self-contained page."""
     charts = {"wide": figure(comparison), "narrow": figure(comparison, NARROW, 14)}
     lines = document["lines"]
     rows = []
     for i, line in enumerate(lines):
-        words = {"final": final_words(line), "difference": difference_words(line, lines[0])}
-        rows.append({"color": css(color_of(i)), "line": line, **words})
+        texts = {"final": final_words(line), "difference": difference_words(line, lines[0])}
+        rows.append({"color": css(color_of(i)), "line": line, **texts})
     return render(
         "compare.html",
         **_shared(document),

@@ -1,4 +1,4 @@
-"""What `agro eval` says of measured responses: accuracy, pass@k, best@k, majority@k, lengths, by prompt."""
+"""Metrics of `agro eval`: accuracy, pass@k, best@k, majority@k, lengths, and records by prompt."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from agro.rollout.evaluate import Heldout
 from agro.stats.intervals import described
 from agro.types import Sample
 
-CHOICES = 1000  # of k responses; where there are more of them, so many are drawn
+CHOICES = 1000  # maximal number of subsets of k responses; beyond it, as many are sampled
 
 
 def lengths(result: Heldout) -> NDArray[np.float64]:
-    """[M,n] tokens of the policy in each response; NaN where they aren't known."""
+    """Count the policy's tokens in each response, [M,n]; NaN where unknown."""
     counts = [
         sum(math.nan if sample.action is None else float(sample.action.sum()) for sample in response)
         for response in result.responses
@@ -30,13 +30,13 @@ def lengths(result: Heldout) -> NDArray[np.float64]:
 
 
 def truncated(result: Heldout) -> NDArray[np.float64]:
-    """[M,n] 1 where a response reached the limit of tokens before its end."""
+    """Return [M,n], 1 where a response was cut by the token limit."""
     ends = [float(response[-1].end == "cut") for response in result.responses]
     return np.array(ends).reshape(result.rewards.shape)
 
 
 def answers(result: Heldout) -> list[Hashable | None]:
-    """What each response votes for, by its number: see `answer_of`."""
+    """Return the answer that each response votes for, see `answer_of`."""
     numbers = sorted({int(sample.meta["index"]) for sample in result.samples})
     return [
         answer_of(response[-1], result.meanings.get(number), result.reward)
@@ -47,31 +47,30 @@ def answers(result: Heldout) -> list[Hashable | None]:
 def summary(
     result: Heldout, threshold: float | None, along: Mapping[str, NDArray[np.float64]] | None = None
 ) -> dict[str, Any]:
-    """Mean reward, accuracy, pass@k (k = 1, 2, 4, … ≤ n), majority@k (k = 4, 8, …), length and share of
-    truncated responses, with 95 % intervals of means over prompts. And best@k (k = 2, 4, …), which is pass@k
-    where all rewards are 0 or 1.
+    """Summarize mean reward, accuracy, pass@k (k = 1, 2, 4, … ≤ n), majority@k (k = 4, 8, …), length and
+    share of truncated responses, with 95 % intervals of means over prompts; and best@k (k = 2, 4, …) unless
+    all rewards are 0 or 1, when it equals pass@k.
 
     Each is the mean over the prompts with k scored responses. `threshold`: the reward from which a response
-    passes; where it is None, nothing is said of passing. `along`: by name [M,n] what else was measured of the
-    responses.
+    passes; None omits pass metrics. `along`: further [M,n] measurements of the responses, by name.
     """
     n = result.rewards.shape[1]
     sizes = [2**i for i in range(n.bit_length())]
     scored = [np.flatnonzero(~np.isnan(row)) for row in result.rewards]
-    known = [row[places] for row, places in zip(result.rewards, scored)]
+    finite = [row[places] for row, places in zip(result.rewards, scored)]
     rows = {"reward_mean": result.means}
     if threshold is not None:
-        passed = [(values >= threshold).tolist() for values in known]
+        passed = [(values >= threshold).tolist() for values in finite]
         counts = [(len(each), sum(each)) for each in passed]
         rows["accuracy"] = np.array([pass_at_k(*count, 1) for count in counts])
         rows |= {f"pass@{k}": np.array([pass_at_k(*count, k) for count in counts]) for k in sizes}
         voting = answers(result) if sizes[2:] else []
         for k in sizes[2:]:
             voted = [[voting[i * n + j] for j in places] for i, places in enumerate(scored)]
-            shares = [majority_of_k(*of_prompt, k) for of_prompt in zip(passed, voted)]
+            shares = [majority_of_k(*prompt_votes, k) for prompt_votes in zip(passed, voted)]
             rows[f"majority@{k}"] = np.array(shares)
     if not np.isin(known_of(result.rewards), (0.0, 1.0)).all():
-        rows |= {f"best@{k}": np.array([best_of_k(values, k) for values in known]) for k in sizes[1:]}
+        rows |= {f"best@{k}": np.array([best_of_k(values, k) for values in finite]) for k in sizes[1:]}
     if result.samples:
         rows |= {"length": lengths(result).mean(1), "truncated": truncated(result).mean(1)}
     rows |= {name: values.mean(1) for name, values in (along or {}).items()}
@@ -80,7 +79,7 @@ def summary(
 
 
 def by_prompt(result: Heldout) -> list[dict[str, Any]]:
-    """One record a prompt: its id, text, rewards (None where unknown), responses and their lengths."""
+    """Return one record per prompt: id, text, rewards (None where unknown), responses and their lengths."""
     records = []
     tables = (result.rewards.tolist(), lengths(result).tolist(), truncated(result).tolist())
     n = result.rewards.shape[1]
@@ -104,9 +103,9 @@ def known_of(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
-    """Unbiased estimate of the probability that one of k responses passes (arXiv 2107.03374, eq. 1).
+    """Estimate without bias the probability that one of k responses passes (arXiv 2107.03374, eq. 1).
 
-    `passed` of `n` responses passed; NaN where n < k.
+    `passed` of `n` responses passed; NaN if n < k.
     """
     if n < k:
         return math.nan
@@ -114,7 +113,7 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 
 
 def best_of_k(rewards: NDArray[np.float64], k: int) -> float:
-    """Unbiased estimate of the expected highest reward of k responses, from n of them; NaN where n < k.
+    """Estimate without bias the expected highest reward of k responses, from n of them; NaN if n < k.
 
     The i-th of the sorted rewards is the highest of k in C(i - 1, k - 1) of the C(n, k) choices.
     """
@@ -126,8 +125,8 @@ def best_of_k(rewards: NDArray[np.float64], k: int) -> float:
 
 
 def answer_of(sample: Sample, meaning: float | None, reward: str) -> Hashable | None:
-    """What counts as the same answer: the meaning, where the reward gives one; else the final answer, where
-    the reward finds some, or the text. None where there is no final answer, which votes for nothing."""
+    """Return what identifies an answer: the reward's meaning of it, if any; else the final answer, if the
+    reward extracts one, or the text. None, a missing final answer, votes for nothing."""
     if meaning is not None:
         return meaning
     maker = maker_of(reward)
@@ -135,10 +134,9 @@ def answer_of(sample: Sample, meaning: float | None, reward: str) -> Hashable | 
 
 
 def majority_of_k(passed: Sequence[bool], voted: Sequence[Hashable | None], k: int) -> float:
-    """The mean over the choices of k of n responses to a prompt; NaN where n < k.
+    """Return the mean accuracy of majority votes over subsets of k of a prompt's n responses; NaN if n < k.
 
-    Answers with equally many votes share what they get. An answer is as right as the share of its responses
-    that passed.
+    Tied answers share the credit. An answer's accuracy is the share of its responses that passed.
     """
     n = len(voted)
     if n < k:
@@ -153,7 +151,7 @@ def majority_of_k(passed: Sequence[bool], voted: Sequence[Hashable | None], k: i
         for i in chosen:
             if voted[i] is not None:
                 right[voted[i]].append(passed[i])
-        most = max(map(len, right.values()), default=0)
-        winners = [votes for votes in right.values() if len(votes) == most]
-        shares.append(sum(map(sum, winners)) / most / len(winners) if winners else 0.0)
+        maximum = max(map(len, right.values()), default=0)
+        winners = [votes for votes in right.values() if len(votes) == maximum]
+        shares.append(sum(map(sum, winners)) / maximum / len(winners) if winners else 0.0)
     return float(np.mean(shares))

@@ -1,5 +1,5 @@
-"""What a run experienced: every response that it drew from the store, and those to held-out prompts at every
-evaluation, for the page's browser of samples."""
+"""A run's experience: every response that it drew from the store, and the responses to held-out prompts at
+every evaluation, for the page's sample browser."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from agro.store import Draw, Store
 from agro.store.location import READ_SECONDS, exists, located
 
 TENTH = 10
-SOURCES = 5  # shown; the rarest ones are merged
+SOURCES = 5  # maximal number shown; the rarest are merged
 
 
 @dataclass(frozen=True)
 class RunExperience:
-    """Draws of a run. `problem`: why the store couldn't be read; empty where it could."""
+    """A run's draws. `problem`: why the store couldn't be read; empty if it could."""
 
     draws: list[Draw] = field(default_factory=list)
-    failures: list[tuple[str, int]] = field(default_factory=list)  # why rewards failed, and how often
+    failures: list[tuple[str, int]] = field(default_factory=list)  # causes of failed rewards, with counts
     problem: str = ""
 
     @classmethod
@@ -38,9 +38,9 @@ class RunExperience:
         if not exists(path):
             return cls(problem=f"There is no store at {path}.")
         name = run.values.get("run")
-        # The learner's version when it drew at each step: the one that the step before it left.
-        before = [0, *(row.get("version") for row in run.rows)]
-        versions = {row["step"]: version for row, version in zip(run.rows, before)}
+        # The learner's version at each step's draw is the one after the step before it.
+        prior_versions = [0, *(row.get("version") for row in run.rows)]
+        versions = {row["step"]: version for row, version in zip(run.rows, prior_versions)}
         draws: list[Draw] = []
         failures: list[tuple[str, int]] = []
         try:
@@ -51,16 +51,16 @@ class RunExperience:
                     causes = by_cause((sample, str(sample.meta.get("reward_error"))) for sample in failed)
                     failures = [(cases[0][1], len(cases)) for cases in causes]
                 return cls(draws, failures)
-        except Refused as error:  # damaged, not a store, or its server is away
+        except Refused as error:  # damaged, not a store, or its server is unreachable
             return cls(draws, problem=str(error))
 
     def column(self, name: str) -> Values:
-        """A field of each draw, such as its step; NaN where it is unknown."""
+        """Return a field of each draw, such as its step; NaN where unknown."""
         return to_array([getattr(draw, name) for draw in self.draws])
 
     @cached_property
     def sources(self) -> list[str]:
-        """The source of each draw; the rarest sources share a name."""
+        """The source of each draw; the rarest sources share one name."""
         names = [source_of(d) for d in self.draws]
         counts = Counter(names)
         if len(counts) <= SOURCES:
@@ -71,7 +71,7 @@ class RunExperience:
 
 
 class Window(NamedTuple):
-    """The known values of draws at steps `start` to `stop`, both included."""
+    """The finite values of draws at steps `start` to `stop`, inclusive."""
 
     start: int
     stop: int
@@ -79,15 +79,15 @@ class Window(NamedTuple):
 
 
 def begin_and_end(steps: Values, values: Values) -> tuple[Window, Window] | None:
-    """The first and the last tenth of the steps that have a known value; None where none has."""
+    """Return the first and the last tenth of the steps with finite values; None if there are none."""
     steps, values = steps[np.isfinite(values)], values[np.isfinite(values)]
-    known = np.unique(steps)
-    if not known.size:
+    present = np.unique(steps)
+    if not present.size:
         return None
-    n = max(1, len(known) // TENTH)
-    start, stop = int(known[n - 1]), int(known[-n])
-    begin = Window(int(known[0]), start, values[steps <= start])
-    return begin, Window(stop, int(known[-1]), values[steps >= stop])
+    n = max(1, len(present) // TENTH)
+    start, stop = int(present[n - 1]), int(present[-n])
+    begin = Window(int(present[0]), start, values[steps <= start])
+    return begin, Window(stop, int(present[-1]), values[steps >= stop])
 
 
 def source_of(draw: Draw) -> str:
@@ -97,13 +97,13 @@ def source_of(draw: Draw) -> str:
 
 
 LONGEST = 2000  # characters of a prompt on the page
-TOTAL = 1_500_000  # characters of all responses on the page; beyond it evaluations are left out evenly
+TOTAL = 1_500_000  # characters of all responses on the page; beyond it evaluations are thinned out evenly
 
 
 @dataclass(frozen=True)
 class HeldOutSamples:
-    """Prompts in their order. `steps`: those of the evaluations on the page; `best`: the best of them, None
-    where it isn't known. `about`: where the responses come from."""
+    """Responses by prompt. `steps`: the evaluations on the page; `best`: the best of them, None if unknown.
+    `about`: where the responses come from."""
 
     prompts: tuple[PromptResponses, ...]
     steps: tuple[int, ...]
@@ -112,21 +112,21 @@ class HeldOutSamples:
 
     @property
     def columns(self) -> list[tuple[str, int]]:
-        """What the page shows beside each other without its script: names and steps, in their order."""
+        """The evaluations that the page shows side by side without its script: names and steps."""
         if not self.steps:
             return []
-        first, last = self.steps[0], self.steps[-1]
-        names = {first: "the start" if first == 0 else f"step {first}"}
+        start, end = self.steps[0], self.steps[-1]
+        names = {start: "the start" if start == 0 else f"step {start}"}
         if self.best is not None:
             names.setdefault(self.best, f"step {self.best}, the best")
-        names.setdefault(last, f"the trained model, step {last}")
+        names.setdefault(end, f"the trained model, step {end}")
         return [(names[step], step) for step in sorted(names)]
 
     @property
     def data(self) -> Markup:
-        """Every response as JSON: `steps`, and by prompt and step its parts with its reward, or null.
+        """All responses as JSON: `steps`, and by prompt and step the parts and the reward, or null.
 
-        No character of it ends the element that holds it.
+        Escaped so that no character ends the enclosing element.
         """
         rows = [
             [None if (a := p.responses.get(step)) is None else [a.parts, a.reward] for step in self.steps]
@@ -138,17 +138,17 @@ class HeldOutSamples:
 
 
 def held_out_samples(run: RunData) -> HeldOutSamples | None:
-    """None where no response was recorded. Raises `Refused` naming FILE:LINE."""
+    """Load the recorded responses; None if there are none. Raises `Refused` naming FILE:LINE."""
     prompts = held_out_responses(run.folder)
     if not prompts:
         return None
-    every = sorted({step for p in prompts for step in p.responses})
+    evaluated = sorted({step for p in prompts for step in p.responses})
     best = None if run.best_row is None else int(run.rows[run.best_row]["step"])
-    if best not in every:
+    if best not in evaluated:
         best = None
     size = sum(len(a.response) for p in prompts for a in p.responses.values())
     stride = max(1, math.ceil(size / TOTAL))
-    steps = [s for i, s in enumerate(every) if i % stride == 0 or s in (best, every[-1])]
-    about = f"One response to each of {chosen(len(prompts), run.config)}, at every evaluation with the same "
-    about += "random numbers." + f" {OF_LOG}" * any(p.log for p in prompts)
-    return HeldOutSamples(tuple(prompts), tuple(steps), best, about)
+    steps = [s for i, s in enumerate(evaluated) if i % stride == 0 or s in (best, evaluated[-1])]
+    origin = f"One response to each of {chosen(len(prompts), run.config)}, at every evaluation with the same "
+    origin += "random numbers." + f" {OF_LOG}" * any(p.log for p in prompts)
+    return HeldOutSamples(tuple(prompts), tuple(steps), best, origin)

@@ -1,7 +1,7 @@
-"""The figures of pages: their look, metrics against steps, shares, and rewards against KL.
+"""The figures of pages: style, metrics against steps, histograms, and rewards against KL.
 
-A figure is drawn once and colored by its page: an SVG's colors become CSS variables, so that a page shows it
-in both color schemes. A PNG has the light ones.
+A figure is drawn once and colored by its page: an SVG's colors become CSS variables, so that it follows the
+page's color scheme. A PNG has the light colors.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from agro.runs.rundata import METRICS, PhaseSpan, RunData, Values
 
 INK, MUTED, GRID, BAND = "#1b1b1f", "#6b6f76", "#dfe1e5", "#f3f4f6"
 FIRST, SECOND = "#0072b2", "#d55e00"
-# The colors of Okabe and Ito, which color-blind people can distinguish; neighbors differ most.
+# The color-blind-safe palette of Okabe and Ito, ordered so that neighbors differ most.
 COLORS = (FIRST, SECOND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 NAMES = ("first", "second", "third", "fourth", "fifth", "sixth")
 VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAND: "band", **dict(zip(COLORS, NAMES, strict=True))}
 WIDE, NARROW, PANEL = (7.6, 3.3), (3.7, 2.9), (3.7, 2.1)  # inches
 FONT = 8.0  # points
-LINE = 1.4 * FONT  # the height of a line of text
+LINE = 1.4 * FONT  # height of a line of text
 NICE = [1, 2, 2.5, 5, 10]  # steps between ticks
-BESIDE = 5  # characters of a label of the x axis that stands beside the tick labels
+BESIDE = 5  # longest x label, in characters, that is placed next to the tick labels
 
 Size = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, bottom, width, height in fractions of the figure
 
 
 def css(color: str) -> str:
-    """The page's variable for a color, which is lighter or darker with the color scheme."""
+    """Return the CSS variable of a color, which depends on the color scheme."""
     return f"var(--{VARIABLES[color]})"
 
 
 def label(
     axes: Any, text: str, position: tuple[float, float], offset: tuple[float, float], **style: Any
 ) -> None:
-    """Text at `position`, in fractions of the axes, moved by `offset` points."""
+    """Write text at `position`, in fractions of the axes, shifted by `offset` points."""
     style = {"color": MUTED, "ha": "left", "va": "bottom", "fontsize": FONT, "parse_math": False} | style
     axes.annotate(text, position, offset, xycoords="axes fraction", textcoords="offset points", **style)
 
 
 def margins(size: Size, labels: Sequence[str], above: int = 0, below: int = 0) -> Box:
-    """The box of axes, with room for `labels` on the right and lines of text above and below."""
+    """Return the box of axes, with room for `labels` on the right and lines of text above and below."""
     width, height = size[0] * 72, size[1] * 72
     right = max([30.0, *(8 + 0.7 * FONT * len(text) for text in labels)])
     margin, bottom, top = 30.0, 20.0 + below * LINE, 8 + above * LINE
@@ -77,7 +77,7 @@ def style_axes(axes: Any) -> None:
 
 
 def name_axes(axes: Any, x: str, y: str, above: int = 0, *, bold: bool = False) -> None:
-    """Label both axes: `y` over `above` lines of other text, `x` beside the tick labels or below them."""
+    """Label both axes: `y` above `above` lines of other text, `x` next to the tick labels or below them."""
     if y:
         style: dict[str, Any] = {"color": INK, "fontweight": "bold"} if bold else {}
         label(axes, y, (0, 1), (0, 4 + above * LINE), **style)
@@ -88,12 +88,12 @@ def name_axes(axes: Any, x: str, y: str, above: int = 0, *, bold: bool = False) 
 
 
 def cut(name: str, longest: int) -> str:
-    """A name short enough for a figure."""
+    """Shorten a name for a figure."""
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
 def scale_axes(axes: Any, values: Values, *, log: bool = False, percent: bool = False) -> None:
-    """Limits and ticks of the y axis. `log`: logarithmic, linear around 0, where the values span enough."""
+    """Set limits and ticks of the y axis. `log`: symmetric logarithmic, if the values span enough."""
     values = values[np.isfinite(values)]
     lowest, highest, positive = values.min(), values.max(), values[values > 0]
     if log and positive.size:
@@ -112,12 +112,12 @@ def scale_axes(axes: Any, values: Values, *, log: bool = False, percent: bool = 
 
 
 def name_series(axes: Any, size: Size, ends: Sequence[tuple[str, str, float]]) -> None:
-    """Write (label, color, y) at the right end of each series, moved apart where they would overlap."""
+    """Write each (label, color, y) at the right end of its series, moved apart to avoid overlaps."""
     height, gap = size[1] * 72 * axes.get_position().height, 1.25 * FONT
     transform = axes.transScale + axes.transLimits
     placed = [(float(transform.transform((0, y))[1]) * height, text, color) for text, color, y in ends]
     placed.sort(key=lambda item: item[0])
-    lowest = 0.4 * FONT  # not on the label of the x axis
+    lowest = 0.4 * FONT  # above the x label
     top = size[1] * 72 * (1 - axes.get_position().y0) - 0.75 * FONT  # of the figure
     highest = top - gap * (len(placed) - 1)  # of the lowest name, with room for the others
     for y, text, color in placed:
@@ -130,9 +130,9 @@ def name_series(axes: Any, size: Size, ends: Sequence[tuple[str, str, float]]) -
 class Series:
     """One line of a figure. `values`: one per row of the metrics; NaN is a gap. `se`: their standard errors.
 
-    `points`: measured at some steps only, so marked, and joined over gaps; with `split` not between phases.
-    `mark`: the row of a point with a ring around it.
-    `smooth`: rows of the running mean that is drawn over the values.
+    `points`: mark each value, for metrics of some steps only, and connect them across gaps, but not across
+    phases if `split`. `mark`: the row of a point with a ring around it.
+    `smooth`: window of the running mean that is drawn over the values, in rows.
     """
 
     label: str
@@ -146,7 +146,7 @@ class Series:
 
 
 def heldout(run: RunData, metric: str, label: str = "held-out", color: str = SECOND) -> Series:
-    """A metric of the steps that evaluate, with its standard error where there is one."""
+    """Return the series of an evaluation metric, with its standard error if there is one."""
     error = f"{metric}_se"
     se = run.column(error) if error in METRICS else None
     split = metric == "eval_kl_ref" and run.policy.reference == "phase"
@@ -154,7 +154,7 @@ def heldout(run: RunData, metric: str, label: str = "held-out", color: str = SEC
 
 
 class NotebookFigure(Figure):
-    """A notebook shows it without `%matplotlib inline`."""
+    """A figure that notebooks display without `%matplotlib inline`."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -171,7 +171,7 @@ def draw(
     log: bool = False,
     percent: bool = False,
 ) -> Figure:
-    """The series that have values, against steps, with the run's phases. `unit`: the label of the y axis."""
+    """Plot the series that have values against steps, with the run's phases. `unit`: label of the y axis."""
     steps = run.column("step")
     shown = [s for s in series if np.isfinite(s.values).any()]
     labels = [s.label for s in shown] if len(shown) > 1 else []
@@ -192,7 +192,7 @@ def draw(
 
 
 def svg(figure: Figure, name: str) -> Markup:
-    """The figure as an element of a page: no header, no size, colors from the page's variables."""
+    """Render a figure as an inline SVG element: without header and size, colored by CSS variables."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True)
@@ -200,7 +200,7 @@ def svg(figure: Figure, name: str) -> Markup:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r" font-family: [^;\"]*;", "", text)
-    text = re.sub(r'(<g) id="[^"]*"', r"\1", text)  # the same in every figure; nothing refers to them
+    text = re.sub(r'(<g) id="[^"]*"', r"\1", text)  # ids repeat across figures; nothing refers to them
     head, body = text.split(">", 1)
     text = re.sub(r' (?:xmlns(?::\w+)?|version|width|height)="[^"]*"', "", head) + ">" + body
     for color, variable in VARIABLES.items():
@@ -215,7 +215,7 @@ def png(figure: Figure, path: Path | io.BytesIO) -> None:
 
 
 def rows_of_phase(run: RunData, span: PhaseSpan) -> NDArray[np.bool_]:
-    """The rows of a phase. An evaluation at step 0 belongs to the first one."""
+    """Mask the rows of a phase. An evaluation at step 0 belongs to the first one."""
     steps = run.column("step")
     start = -1 if span.begins == 0 else span.begins
     return (steps > start) & (steps <= span.ends)
@@ -238,8 +238,8 @@ def _line(axes: Any, run: RunData, s: Series) -> float:
             ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": s.color, "clip_on": False}
             axes.plot(x[s.mark], s.values[s.mark], "o", **ring)
         return float(s.values[finite][-1])
-    last = math.nan
-    for span in run.spans:  # a phase trains on other data, so no line joins two of them
+    height = math.nan
+    for span in run.spans:  # phases train on different data, so no line connects them
         rows = rows_of_phase(run, span)
         mean = running_mean(s.values[rows], s.smooth)
         if s.smooth > 1:
@@ -248,12 +248,12 @@ def _line(axes: Any, run: RunData, s: Series) -> float:
         gap = np.isnan(np.concatenate([[math.nan], mean, [math.nan]]))
         alone = ~gap[1:-1] & gap[:-2] & gap[2:]
         axes.plot(x[rows][alone], mean[alone], "o", color=s.color, markersize=2.4, markeredgewidth=0)
-        last = next(iter(mean[np.isfinite(mean)][::-1]), last)
-    return float(last)
+        height = next(iter(mean[np.isfinite(mean)][::-1]), height)
+    return float(height)
 
 
 def running_mean(values: Values, width: int) -> Values:
-    """The mean of up to `width` known values around each one. Unknown ones stay unknown and don't count."""
+    """Average up to `width` finite values around each one. NaN values stay NaN and don't count."""
     rows = np.flatnonzero(np.isfinite(values))
     means = np.full_like(values, math.nan)
     for i, row in enumerate(rows):
@@ -262,7 +262,7 @@ def running_mean(values: Values, width: int) -> Values:
 
 
 def name_phases(axes: Any, run: RunData, size: Size) -> None:
-    """Shade every second phase and name each above the axes, as far as it is wide enough."""
+    """Shade every second phase and write its name above the axes if there is room."""
     extent = max(1.0, run.column("step")[-1])
     letters = size[0] * 72 * axes.get_position().width / (0.6 * FONT)  # that fit above the axes
     for i, span in enumerate(run.spans):
@@ -277,7 +277,7 @@ BINS = 24
 
 
 def histogram(begin: Values, end: Values, unit: str) -> Figure:
-    """Shares of `begin` (gray) and `end` (blue), neither empty, between two edges."""
+    """Plot histograms of `begin` (gray) and `end` (blue), neither of them empty, as shares."""
     figure = Figure(figsize=PANEL)
     axes: Any = figure.add_axes(margins(PANEL, [], 1, below=int(len(unit) > BESIDE)))
     style_axes(axes)
@@ -295,34 +295,34 @@ def histogram(begin: Values, end: Values, unit: str) -> Figure:
     return figure
 
 
-DOTS = 200  # of the training rewards against KL
+DOTS = 200  # maximal number of dots of training rewards against KL
 
 
 def smoothing(rows: int) -> int:
-    """An odd number of rows, about a fortieth of the run."""
+    """Return an odd window of about a fortieth of the run, in rows."""
     return rows // 40 | 1 if rows >= 40 else 1
 
 
 def reward_series(run: RunData) -> tuple[Series, Series]:
-    """Training and held-out reward."""
+    """Return the series of training and held-out reward."""
     width = smoothing(len(run.rows))
     return Series("training", run.column("reward_mean"), smooth=width), heldout(run, "eval_reward")
 
 
 def learning_curve(run: RunData, size: Size = WIDE) -> Figure:
-    """Training and held-out reward against steps, with the phases."""
+    """Plot training and held-out reward against steps, with the phases."""
     return draw(run, reward_series(run), size, METRICS["reward_mean"].unit)
 
 
 def kl_pairs(run: RunData) -> list[tuple[Series, Values]]:
-    """(rewards, KL) of fresh training responses and of held-out ones, where some row has both."""
+    """Return (rewards, KL) of fresh training responses and of held-out ones, each if some row has both."""
     kls = run.training_kl, run.column("eval_kl_ref")
     return [(s, kl) for s, kl in zip(reward_series(run), kls) if np.isfinite(s.values + kl).any()]
 
 
 def against_kl(run: RunData, size: Size = WIDE) -> Figure:
-    """Reward against KL: a dot for every few training steps, a path through the held-out measurements. It
-    begins anew in each phase that has a reference of its own."""
+    """Plot reward against KL: a dot per few training steps, and a path through the held-out measurements,
+    which restarts in each phase with its own reference."""
     pairs = kl_pairs(run)
     labels = [s.label for s, _ in pairs] if len(pairs) > 1 else []
     figure = Figure(figsize=size)
@@ -334,14 +334,14 @@ def against_kl(run: RunData, size: Size = WIDE) -> Figure:
         paths = [rows_of_phase(run, span) for span in run.spans]
     together = math.ceil(len(run.rows) / DOTS)
     for s, kl in pairs:
-        known = np.isfinite(s.values + kl)
+        finite = np.isfinite(s.values + kl)
         style: dict[str, Any] = {"color": s.color, "markeredgewidth": 0, "clip_on": False}
         if s.points:
             for rows in paths:
-                x, y = kl[known & rows], s.values[known & rows]
+                x, y = kl[finite & rows], s.values[finite & rows]
                 axes.plot(x, y, "-o", linewidth=1.2, markersize=3.6, **style)
             continue
-        x, y = kl[known], s.values[known]
+        x, y = kl[finite], s.values[finite]
         starts = range(0, len(x), together)
         means = [np.array([values[k : k + together].mean() for k in starts]) for values in (x, y)]
         axes.plot(*means, "o", markersize=2.8, alpha=0.55, **style)

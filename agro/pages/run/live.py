@@ -1,4 +1,4 @@
-"""The page of a run while it trains, on this machine alone."""
+"""The live page of a run while it trains, for this machine only."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from agro.place.placement import TITLES, RunStatus
 from agro.runs.folder import STAGE
 from agro.runs.rundata import load_run
 
-REST = 10.0  # a new page waits this many times as long as the last one took, so that training isn't slowed
+REST = 10.0  # pause between renderings, in multiples of the last one's duration, to spare the training
 
 
 class LivePage:
-    """The page of a run folder, made anew where its metrics, or what its processes do, have changed."""
+    """The page of a run folder, rendered again when its metrics or its processes have changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._text = self._tag = ""  # the tag changes with the page
         self._seen: tuple[Any, ...] = ()
-        self._ready = 0.0  # when a new page may be made
+        self._ready = 0.0  # earliest time of the next rendering
         self._lock = Lock()
 
     def show(self, request: Request) -> Response:
-        """Answers this machine with the page, or with 304 where it hasn't changed."""
+        """Send the page to this machine, or 304 if it hasn't changed."""
         if not is_for_us(request, HOST):
             return refusal(403, "only for this machine")
         text, tag = self.current()
@@ -45,15 +45,15 @@ class LivePage:
         return page_response(text, {"ETag": tag})
 
     def current(self) -> tuple[str, str]:
-        """The page and its tag."""
+        """Return the current page and its tag."""
         with self._lock:
             self._renew()
             return self._text, self._tag
 
     def _renew(self) -> None:
         began = time.monotonic()
-        status, stage = None, ""  # of a run in several processes, or in one: empty where that is unknown
-        with suppress(Refused):  # the server of its store is away
+        status, stage = None, ""  # of several processes, or of one; empty if unknown
+        with suppress(Refused):  # the store's server is unreachable
             status = RunStatus.read(str(self.folder))
         with suppress(OSError):
             stage = (self.folder / STAGE).read_text(encoding="utf-8")
@@ -82,11 +82,11 @@ def live_app(live: LivePage) -> Starlette:
 
 
 def watch(folder: Path, port: int) -> None:
-    """Serve the page of a run until the program is interrupted. Raises `Refused` for what isn't a folder."""
+    """Serve a run's page until interrupted. Raises `Refused` for a missing folder."""
     if not folder.is_dir():
         raise Refused(
-            f"{folder}: expected a run folder; give the --out of agro train, which makes it when its model "
-            "is loaded"
+            f"{folder}: expected a run folder; use the --out of agro train, which creates it when its "
+            "model is loaded"
         )
     with LocalServer(live_app(LivePage(folder)), port) as server:
         server.serve_until_interrupted(f"{server.address} shows {folder} while it trains; Ctrl-C ends this")

@@ -37,13 +37,13 @@ from agro.types import Text
 
 REFERENCES = {
     "start": "the weights at the start of the run",
-    "phase": "the weights at the start of each phase, so KL is measured anew in each",
+    "phase": "the weights at the start of each phase, so KL restarts in each",
     "model": "another model",
     "ema": "a moving average of the policy's weights, so KL doesn't add up over the run",
-    "periodic": "a copy of the policy that is renewed regularly, so KL doesn't add up over the run",
-    "sampler": "the earlier weights that sample, so KL doesn't add up over the run",
+    "periodic": "a regularly updated copy of the policy, so KL doesn't add up over the run",
+    "sampler": "the earlier weights that sampled, so KL doesn't add up over the run",
 }
-FURTHER = {  # of methods that make more of a prompt than its responses
+FURTHER = {  # counts of methods that do more with a prompt than sample responses
     "searched": "states in which turns were tried",
     "same_meaning": "responses that mean the same as another one",
     "hinted": "responses written with a hint",
@@ -52,13 +52,13 @@ FURTHER = {  # of methods that make more of a prompt than its responses
 PARTS = {
     "reward_parts": "Parts of the reward",
     "eval_reward_parts": "Parts of the held-out reward",
-    "reward_shares": "What the reward's differences are made of",
+    "reward_shares": "Components of the reward differences",
 }
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A small figure of templates/charts.toml, where its fields are explained."""
+    """A small figure of templates/charts.toml, which documents the fields."""
 
     title: str
     lines: Mapping[str, str]
@@ -95,51 +95,51 @@ class Fact:
 
 
 def ring(run: RunData, row: int | None) -> str:
-    """What the mark at a row means; empty where there is none."""
+    """Explain the ring at a row; empty if there is none."""
     return "" if row is None else f"The ring is the best measurement, at step {run.rows[row]['step']}."
 
 
 def caption(*metrics: str) -> str:
-    """The captions of metrics, without the marks of code."""
-    found = [METRICS[name].caption for name in metrics if name in METRICS]
-    return " ".join(found).replace("`", "")
+    """Join the captions of metrics, without backticks."""
+    captions = [METRICS[name].caption for name in metrics if name in METRICS]
+    return " ".join(captions).replace("`", "")
 
 
 def column(run: RunData, name: str) -> Values:
-    """The values of a line in each row: of a metric, or of what follows from some."""
+    """Return a line's value in each row, of a metric or derived from several."""
     if name == "kl_ref":
         return run.training_kl
     if name == "consistency_of_reference":
         return run.column("eval_consistency") + run.column("eval_consistency_fall")
-    if name == "explained_variance":  # of an objective with a critic, whose metric it is
+    if name == "explained_variance":  # a metric of objectives with a critic
         return to_array([(row.get("objective") or {}).get(name) for row in run.rows])
     return run.column(name)
 
 
 def panels(run: RunData, section: str) -> list[Panel]:
-    """The charts of a section that have something to show."""
-    drawn = []
+    """Draw the charts of a section that have data."""
+    charts = []
     for chart in CHARTS[section]:
         columns = {name: column(run, name) for name in chart.lines}
-        known = {name: values for name, values in columns.items() if np.isfinite(values).any()}
-        if not known:
+        available = {name: values for name, values in columns.items() if np.isfinite(values).any()}
+        if not available:
             continue
-        first = next(iter(chart.lines))
-        of_first = columns[first][np.isfinite(columns[first])]
-        if chart.nonzero and not of_first.any():
+        main = next(iter(chart.lines))
+        main_values = columns[main][np.isfinite(columns[main])]
+        if chart.nonzero and not main_values.any():
             continue
-        if chart.varies and len(np.unique(of_first)) < 2:
+        if chart.varies and len(np.unique(main_values)) < 2:
             continue
         width = smoothing(len(run.rows)) if chart.smoothed else 1
-        colors = figures.COLORS[1:] if first.startswith("eval_") else figures.COLORS
+        colors = figures.COLORS[1:] if main.startswith("eval_") else figures.COLORS
         series = []
         for (name, label), color in zip(chart.lines.items(), colors):
             if name.startswith("eval_"):
                 series.append(heldout(run, name, label, color))
             else:
                 series.append(Series(label, columns[name], color, smooth=width))
-        texts = [caption(*known) if chart.explained is None else caption(*chart.explained)]
-        if width > 1 and not all(name.startswith("eval_") for name in known):
+        texts = [caption(*available) if chart.explained is None else caption(*chart.explained)]
+        if width > 1 and not all(name.startswith("eval_") for name in available):
             texts.append(f"Running mean over {width} steps.")
         texts.append(chart.text)
         if chart.gray is not None:
@@ -154,17 +154,17 @@ def panels(run: RunData, section: str) -> list[Panel]:
                 values = np.where(np.isfinite(series[0].values), compared, math.nan)
             gray = Series(name, values, figures.MUTED, points=series[0].points, smooth=smooth)
             series.append(gray)
-        unit = METRICS[first].unit if first in METRICS else ""
+        unit = METRICS[main].unit if main in METRICS else ""
         style: dict[str, Any] = {"unit": unit, "log": chart.log}
         if unit == "share":
             style = {"percent": True}
-        drawn += panel(run, chart.title, " ".join(filter(None, texts)), series, **style)
-    return drawn
+        charts += panel(run, chart.title, " ".join(filter(None, texts)), series, **style)
+    return charts
 
 
 def panel(run: RunData, title: str, text: str, series: Sequence[Series], **style: Any) -> list[Panel]:
-    """A figure of series against steps, of which the first is on top; none where no value is known.
-    `style`: as of `figures.draw`."""
+    """Draw series against steps, the first on top; no panel if no value is known. `style`: as for
+    `figures.draw`."""
     if not any(np.isfinite(s.values).any() for s in series):
         return []
     rings = {ring(run, s.mark): None for s in series if s.mark is not None}
@@ -173,7 +173,7 @@ def panel(run: RunData, title: str, text: str, series: Sequence[Series], **style
 
 
 def learning(run: RunData) -> dict[str, Any]:
-    """What the template's first section shows: did it learn?"""
+    """Build the context of the section "Did it learn?"."""
     stored_only = run.total("sampled_tokens") == 0 and not run.measures("eval_reward")
     curves = {}
     if run.measures("reward_mean", "eval_reward") and not stored_only:
@@ -182,15 +182,15 @@ def learning(run: RunData) -> dict[str, Any]:
         if figures.kl_pairs(run):
             curves["KL"] = [svg(figures.against_kl(run, size), f"KL {size}") for size in sizes]
     phases = []
-    for span in run.spans:  # a row of the table of phases
+    for span in run.spans:  # one row of the table per phase
         start, end = run.heldout(span.begins, span.begins), run.heldout(span.begins + 1, span.ends)
         config = run.config_of(span)
         row = {"config": config, "options": options_text(config), "data": data_text(config), "before": start}
         change = end.value - start.value if start and end else None
         phases.append({**row, "after": end, "span": span, "change": change})
-    drawn = panels(run, "learning")
+    charts = panels(run, "learning")
     for metric, title in PARTS.items():
-        drawn += _parts(run, metric, title)
+        charts += _parts(run, metric, title)
     return {
         "curves": curves,
         "stored_only": stored_only,
@@ -200,12 +200,12 @@ def learning(run: RunData) -> dict[str, Any]:
         "averages": run.averages,
         "reference": REFERENCES[run.policy.reference],
         "phases": phases,
-        "panels": drawn,
+        "panels": charts,
     }
 
 
 def _parts(run: RunData, metric: str, title: str) -> list[Panel]:
-    """A metric of the parts of the reward, where there are several."""
+    """Draw a metric of the reward's parts, if there are several."""
     is_heldout = metric.startswith("eval_")
     parts = [row.get(metric) or {} for row in run.rows]
     names = list(dict.fromkeys(name for row in parts for name in row))
@@ -224,7 +224,7 @@ def _parts(run: RunData, metric: str, title: str) -> list[Panel]:
 
 
 def nearness(run: RunData) -> dict[str, Any]:
-    """What the template's section about the reference shows: did it stay near?"""
+    """Build the context of the section "Did it stay near the reference?"."""
     policy, held_out = run.policy, run.config.asks_held_out
     reference = REFERENCES[policy.reference]
     if policy.reference_model:
@@ -234,16 +234,16 @@ def nearness(run: RunData) -> dict[str, Any]:
         ("held-out KL at the end" if held_out else "KL at the end", run.column("eval_kl_ref"), None),
         ("highest KL in training", run.training_kl, np.nanargmax),
     ):
-        known = np.flatnonzero(np.isfinite(values))
-        if known.size:
-            row = int(known[-1] if choose is None else choose(values))
+        finite = np.flatnonzero(np.isfinite(values))
+        if finite.size:
+            row = int(finite[-1] if choose is None else choose(values))
             note = f"nats per response, step {run.rows[row]['step']}"
             facts.append(Fact(name, fixed(values[row]), note))
     return {"panels": panels(run, "nearness"), "facts": facts}
 
 
 def page(run: RunData) -> str:
-    """The page as text."""
+    """Render the page of a run."""
     experience, report, shown = RunExperience.of(run), problems(run), held_out_samples(run)
     policy = run.config.policy
     model = policy.model or "A model"
@@ -257,7 +257,7 @@ def page(run: RunData) -> str:
         best = run.best_model
         value = fixed(best.value) if best.se is None else with_error(best.value, best.se)
         note = f"{FOLLOWED[best.metric]}, step {best.step}"
-        facts.append(Fact("best model, kept in best/", value, note))
+        facts.append(Fact("best model, saved in best/", value, note))
     for name, epochs in (run.values.get("epochs") or {}).items():
         if name in run.config.phase_names and run.config.phase(name).train.steps == epochs["steps"]:
             note = f"passes over {count(epochs['groups'])} stored groups, {count(epochs['steps'])} steps"
@@ -284,7 +284,7 @@ def page(run: RunData) -> str:
 
 
 def prompt_text(prompt: Text) -> str:
-    """Of messages the role and the text of each; what isn't text, such as tool calls, as JSON."""
+    """Format messages by role and text; anything else, such as tool calls, as JSON."""
     if isinstance(prompt, str):
         return prompt
     lines = []
@@ -300,7 +300,7 @@ def prompt_text(prompt: Text) -> str:
 
 
 def course(run: RunData) -> dict[str, Any]:
-    """What the template's section about the optimization shows."""
+    """Build the context of the section "How was it optimized?"."""
     facts = []
     seconds = run.total("seconds")
     tokens = (run.total("tokens") or 0.0) + (run.total("sampled_tokens") or 0.0)
@@ -319,7 +319,7 @@ def course(run: RunData) -> dict[str, Any]:
 
 
 def health(run: RunData, problems: Sequence[Problem], experience: RunExperience) -> dict[str, Any]:
-    """`problems`: of the run."""
+    """Build the context of the section "Was anything wrong?". `problems`: the run's."""
     facts = [Fact(p.title, p.value, p.detail, bad=True) for p in problems if p.detail]
     reasons: Counter[str] = Counter()
     for row in run.rows:
@@ -342,14 +342,14 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
         unsignaled = replace(unsignaled, value=signal.text, note=ways, bad=signal.is_said)
     facts += [equal_groups, unsignaled]
     if share is not None and share.count:
-        note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
+        note = "fewer stored groups than data.replay requests; filters such as data.sources limit them"
         facts.append(Fact("steps with less replay", share.text, note, bad=share.is_said))
     return {"facts": facts, "panels": panels(run, "health")}
 
 
 def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
-    """What the template's section about the training data shows."""
-    # A row per phase and source, the most frequent source of a phase first.
+    """Build the context of the section "What was it trained on?"."""
+    # One row per phase and source, the most frequent source of a phase first.
     phase = {row["step"]: row["phase"] for row in run.rows}
     draws_of: dict[str, dict[str, list[Draw]]] = {span.name: {} for span in run.spans}
     for draw, source in zip(experience.draws, experience.sources, strict=True):
@@ -372,7 +372,7 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
                     "stalest": max(staleness, default=None),
                 }
             )
-    drawn = []
+    histograms = []
     for title, name, unit in (("Rewards", "reward", "reward"), ("Lengths", "length", "tokens")):
         windows = begin_and_end(experience.column("step"), experience.column(name))
         if windows is not None:
@@ -382,7 +382,7 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
             text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
             figure = svg(figures.histogram(begin.values, end.values, unit), title)
             key = tuple(zip(map(css, (figures.MUTED, figures.FIRST)), means))
-            drawn.append(Panel(title, text, figure, key))
+            histograms.append(Panel(title, text, figure, key))
     prompts = ", ".join(run.config.data.paths("prompts"))
     facts = [Fact("reward", run.config.reward.title), Fact("prompts", prompts or "none")]
     facts += [Fact(title, run.counted(name)) for title, name in TOKENS.items()]
@@ -396,5 +396,5 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
         "sources": rows,
         "phased": len(run.spans) > 1,
         "problem": experience.problem or "The store has no draws of this run, so sources are unknown.",
-        "panels": [*drawn, *panels(run, "material")],
+        "panels": [*histograms, *panels(run, "material")],
     }

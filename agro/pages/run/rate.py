@@ -1,4 +1,4 @@
-"""A page on which a person rates pairs of responses without knowing which model wrote which: `agro rate`."""
+"""The page of `agro rate`: a person rates pairs of responses without knowing which model wrote which."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from agro.pages.run.ratings import (
 from agro.pages.run.render import render
 from agro.pages.run.verdict import Verdict
 
-BODY_BYTES = 1000  # of a rating
+BODY_BYTES = 1000  # limit of a rating
 BODY_SECONDS = 10
-ASKED = (*SIDES, "tie")
+CHOICES = (*SIDES, "tie")
 NO_TOKEN = "expected the token: open the URL that agro rate printed"
 
 
 @dataclass
 class Rating:
-    """A sheet of RUN that is being rated, pair after pair in its order; the file has each rating at once.
+    """A sheet of RUN under rating, pair by pair in order. Each rating is written to the file at once.
 
-    It ends when the sequential test has decided: then the page says whose answers were better, and nothing
-    more can be rated or undone. Until then it doesn't say which side was whose.
+    The rating ends when the sequential test has decided: then the page says whose answers were better, and
+    nothing more can be rated or undone. Until then it doesn't say which side is whose.
     """
 
     run: Path
@@ -54,20 +54,20 @@ class Rating:
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
-        """Answers that are the same are a tie, which nobody needs to be asked about."""
+        """Rate identical answers as ties without asking."""
         rows = read_sheet(self.sheet)
         same = [i for i, row in enumerate(rows) if row["left"] == row["right"] and not row["better"].strip()]
         if same:
             rate_rows(self.sheet, dict.fromkeys(same, "tie"))
         ratings = self.ratings()
         if ratings.decided or not ratings.unrated:
-            ratings.save(self.run)  # which a kill may have kept from its last rating
+            ratings.save(self.run)  # a kill may have come before the last save
 
     def ratings(self) -> Ratings:
         return Ratings.of(read_ratings(self.sheet), self.step, "sequential")
 
     def rate(self, number: int, better: str) -> None:
-        """The pair that is asked; "" takes back the one before it. A second click changes nothing."""
+        """Rate the current pair, or undo the one before it with "". A repeated click changes nothing."""
         with self._lock:
             if number == self._state()["number" if better else "undo"]:
                 rate_rows(self.sheet, {number: better})
@@ -80,19 +80,19 @@ class Rating:
             )
 
     def _state(self) -> dict[str, Any]:
-        """What the page shows. `number`: of the row that is asked, and `undo`: of the one rated before it;
-        None where there is none."""
+        """Build the page's context. `number`: the current row; `undo`: the row rated before it; None if there
+        is none."""
         rows, values = read_sheet(self.sheet), read_ratings(self.sheet)
         ratings = Ratings.of(values, self.step, "sequential")
         decided = is_decided(ratings.wins, ratings.losses)
         number = None if decided or not ratings.unrated else int(np.isnan(values).argmax())
         texts = {} if number is None else {name: visible(text_of_cell(x)) for name, x in rows[number].items()}
         differ = [i for i, row in enumerate(rows) if row["left"] != row["right"]]
-        before = [i for i in differ if number is not None and i < number]
+        rated = [i for i in differ if number is not None and i < number]
         return {
             "number": number,
             "row": texts,
-            "undo": before[-1] if before else None,
+            "undo": rated[-1] if rated else None,
             "rated": len(rows) - ratings.unrated,
             "total": len(rows),
             "decided": decided,
@@ -101,24 +101,24 @@ class Rating:
 
 
 def outlook(ratings: Ratings) -> str:
-    """What is known while it isn't decided, without whose answers are ahead, and what is still needed."""
-    left = ratings.unrated
-    least = fewest_more(ratings.wins, ratings.losses)
-    known = f"Not decided: {chance(ratings.p)}, and it needs p < .05. " if ratings.decided else ""
-    if least > left:
-        return f"{known}The pairs that are left ({left}) can't decide it any more, whatever you say of them."
-    return f"{known}Needed: {least} more at the earliest, {left} at most: so many pairs are left."
+    """Say what is known before the decision, but not whose answers are ahead, and what is still needed."""
+    remaining = ratings.unrated
+    minimum = fewest_more(ratings.wins, ratings.losses)
+    state = f"Not decided: {chance(ratings.p)}, and it needs p < .05. " if ratings.decided else ""
+    if minimum > remaining:
+        return f"{state}The remaining pairs ({remaining}) can't decide it any more, however you rate them."
+    return f"{state}Needed: at least {minimum} more, at most {remaining}: this many pairs are left."
 
 
 class RateServer(LocalServer):
-    """Serves the page at /, to whoever has the token."""
+    """Serves the page at / to clients with the token."""
 
     def __init__(self, rating: Rating, port: int, host: str) -> None:
         self.rating, self.host, self.token = rating, host, secrets.token_urlsafe(16)
         routes = [Route("/", self._show), Route("/rate", self._rate, methods=["POST"])]
         handlers: Any = {Refused: lambda request, error: refusal(409, f"the sheet was changed: {error}")}
         app = Starlette(routes=routes, exception_handlers=handlers)
-        app.router.redirect_slashes = False  # a redirection would be to any host that was asked
+        app.router.redirect_slashes = False  # a redirect would go to any requested host
         super().__init__(app, port, host)
 
     def _show(self, request: Request) -> Response:
@@ -131,13 +131,13 @@ class RateServer(LocalServer):
         )
         headers = {
             "Content-Security-Policy": policy,
-            "Referrer-Policy": "same-origin",  # without a referrer the origin of a form would be null
+            "Referrer-Policy": "same-origin",  # without a referrer a form's origin is null
             "X-Content-Type-Options": "nosniff",
         }
         return page_response(self.rating.page(self.token, nonce), headers)
 
     async def _rate(self, request: Request) -> Response:
-        """A form with number and better, or undo; then the next pair."""
+        """Handle a form with number and better, or undo, and redirect to the next pair."""
         if (problem := self._problem(request)) is not None:
             return problem
         origin, length = request.headers.get("origin"), request.headers.get("content-length", "")
@@ -153,7 +153,7 @@ class RateServer(LocalServer):
         fields = parse_qs(body.decode("latin-1"))
         form = {name: values[-1] for name, values in fields.items()}
         number = form.get("undo", form.get("number", ""))
-        is_rating = "undo" in form or form.get("better") in ASKED
+        is_rating = "undo" in form or form.get("better") in CHOICES
         if not (is_rating and number.isascii() and number.isdecimal() and len(number) < 10):
             return refusal(400, "expected number and better, or undo")
         better = "" if "undo" in form else form["better"]

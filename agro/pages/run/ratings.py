@@ -1,16 +1,15 @@
-"""Blind ratings: somebody says which of two answers is better without knowing which model wrote which.
+"""Blind ratings: a person says which of two answers is better without knowing which model wrote which.
 
-The sheet is a CSV file with the columns prompt, left, right and better, the last one empty. Which side is the
-result's stands in the key, a JSON file beside it, which whoever rates doesn't open.
+The sheet is a CSV file with the columns prompt, left, right and better, the last one empty. The key, a JSON
+file next to it, says which side is the result's. Raters don't open it.
 
-Of a complete sheet the sign test says whether there is a difference. It doesn't hold for somebody who looks
-after each rating and may stop at any time: looked at after each of 200 coins it errs in 28 %. For these there
-is the evidence E. Of n ratings w prefer the result and l the start. Where neither is better, these are fair
-coins. E is how much likelier they are where the result's share q may be any, uniformly from 0 to 1:
-E = ∫ q^w (1−q)^l dq / ½^n = 2^n w! l! / (n+1)!. Of fair coins E is a martingale from 1, so that its mean is 1
-whenever somebody stops, and 20 or more has a probability of 5 % at most (Ville, 1939; Ramdas and others,
-arXiv 2210.01948). So p = 1/E holds at any stop, and the interval has each share against which the same
-evidence is below 20.
+A complete sheet is tested with the sign test. That test fails for a rater who looks after each rating and may
+stop at any time: with 200 coins, looking after each, its error rate is 28 %. Such ratings are tested with the
+evidence E. Of n ratings, w prefer the result and l the start. If neither is better, they are fair coins. E is
+their likelihood ratio between a result's share q uniform in [0, 1] and q = ½:
+E = ∫ q^w (1−q)^l dq / ½^n = 2^n w! l! / (n+1)!. For fair coins E is a martingale with mean 1, at any stopping
+time, so E ≥ 20 has a probability of at most 5 % (Ville, 1939; Ramdas et al., arXiv 2210.01948). Hence p = 1/E
+holds at any stop, and the interval contains every share against which the same evidence is below 20.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ if TYPE_CHECKING:
     from agro.rollout import Rollout
 
 COUNTS = ("wins", "losses", "ties", "unrated")
-Test = Literal["sign", "sequential"]  # of ratings: after all of them, or by somebody who may stop at any time
+Test = Literal["sign", "sequential"]  # of a complete sheet, or of ratings that may stop at any time
 COLUMNS = ("prompt", "left", "right", "better")
 SIDES = ("left", "right")
 MEANING = {"left": "left", "1": "left", "right": "right", "2": "right", "tie": "tie", "0": "tie"}
-FIRST_ROW = 2  # of the sheet, as a spreadsheet counts them: the titles are row 1
+FIRST_ROW = 2  # number of the first row in a spreadsheet, below the titles
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What two models answered to one prompt."""
+    """The answers of two models to one prompt."""
 
     prompt: str
     start: str
@@ -62,7 +61,7 @@ class Answers:
 def answer_both(
     start: Rollout, result: Rollout, prompts: Sequence[Prompt], sampler: SamplerConfig, seed: int
 ) -> list[Answers]:
-    """One response of each model to each prompt; a prompt whose environment failed on a side is left out."""
+    """Sample one response per model and prompt. Prompts whose environment failed on a side are left out."""
     one = sampler.model_copy(update={"n": 1})
     befores, afters = (_texts(r.sample(prompts, 1, one, seed=seed)) for r in (start, result))
     return [
@@ -73,7 +72,7 @@ def answer_both(
 
 
 def _texts(samples: Iterator[Sample]) -> dict[int, str]:
-    """By the number of the prompt; of an episode everything after the prompt."""
+    """Collect texts by prompt number; an episode's is everything after the prompt."""
     texts: dict[int, str] = {}
     failed: set[int] = set()
     for sample in samples:
@@ -85,31 +84,31 @@ def _texts(samples: Iterator[Sample]) -> dict[int, str]:
 
 
 def key_of(sheet: Path) -> Path:
-    """The key is beside its sheet. Raises `Refused` for a sheet that isn't named as a CSV file."""
+    """Return the key's path, next to its sheet. Raises `Refused` for a sheet not named *.csv."""
     if sheet.suffix.lower() != ".csv":
         raise Refused(f"{sheet}: expected the name of a sheet to end with .csv")
     return sheet.with_suffix(".key.json")
 
 
 def check_free(sheet: Path) -> None:
-    """Raise `Refused` where writing a sheet would lose ratings, a key, or another file."""
+    """Raise `Refused` if writing a sheet would lose ratings, a key, or another file."""
     key = key_of(sheet)
     if not sheet.exists():
         if key.exists():
             raise Refused(
-                f"{key}: there is the key of a sheet that is elsewhere; give another name, or remove it"
+                f"{key}: this key belongs to a sheet that is elsewhere; use another name, or remove it"
             )
         return
     rated = sum(bool(row["better"].strip()) for row in read_sheet(sheet))
     if rated:
-        raise Refused(f"{sheet}: {rated} rows of it are rated; give another name, or remove it")
+        raise Refused(f"{sheet}: {rated} rows of it are rated; use another name, or remove it")
 
 
 def write_sheet(sheet: Path, answers: Sequence[Answers], seed: int, about: dict[str, Any]) -> None:
-    """Write a sheet and its key, which has `about` too.
+    """Write a sheet and its key, which also holds `about`.
 
-    A fair coin decides the sides of each row on its own, so that who always prefers one side prefers no
-    model. Its noise depends on the seed and on the responses: no two sheets have the same order.
+    A fair coin per row decides the sides, so that a rater with a preferred side prefers no model. The coins
+    depend on the seed and on the responses: no two sheets have the same order.
     """
     if not answers:
         raise Refused(f"{sheet}: no prompt has a response of both models, so there is nothing to rate")
@@ -134,7 +133,7 @@ def write_sheet(sheet: Path, answers: Sequence[Answers], seed: int, about: dict[
 def read_key(sheet: Path) -> dict[str, Any]:
     path = key_of(sheet)
     if not path.is_file():
-        raise Refused(f"{path}: expected the key of {sheet} beside it, got no such file; put it there")
+        raise Refused(f"{path}: expected the key of {sheet} next to it, got no such file; put it there")
     try:
         key = dict(loads(path.read_bytes()))
         complete = {"model", "run", "step"} <= key.keys() and key["test"] in get_args(Test)
@@ -148,9 +147,9 @@ def read_key(sheet: Path) -> dict[str, Any]:
 
 
 def read_ratings(sheet: Path) -> NDArray[np.float64]:
-    """[M]: 1 where the result is preferred, −1 where the start is, 0 for a tie, NaN for a row without rating.
+    """Read ratings [M]: 1 if the result is preferred, −1 if the start is, 0 for a tie, NaN for an empty row.
 
-    Raises `Refused` naming the row for another rating, and where a row isn't the one that was written.
+    Raises `Refused`, naming the row, for any other rating and for a row whose texts have changed.
     """
     rows, written = read_sheet(sheet), read_key(sheet)["rows"]
     if len(rows) != len(written):
@@ -166,23 +165,23 @@ def read_ratings(sheet: Path) -> NDArray[np.float64]:
         if original["digest"] not in (_digest(tuple(texts)), _digest(tuple(map(text_of_cell, texts)))):
             raise Refused(
                 f"{location}: prompt, left and right aren't what was written; keep the rows in order and "
-                "change the column better alone (a spreadsheet keeps 007 where columns are read as text)"
+                "change only the column better (a spreadsheet keeps 007 if columns are read as text)"
             )
-        given = row["better"].strip().lower()
-        if not given:
+        rating = row["better"].strip().lower()
+        if not rating:
             continue
-        if given not in MEANING:
+        if rating not in MEANING:
             raise Refused(
                 f"{location}: better: expected left, right or tie (or 1, 2, 0), or nothing, got "
                 f"{row['better']!r:.80}"
             )
-        preferred = MEANING[given]
+        preferred = MEANING[rating]
         ratings[i] = 0 if preferred == "tie" else 1 if preferred == original["result"] else -1
     return ratings
 
 
 def rate_rows(sheet: Path, ratings: Mapping[int, str]) -> None:
-    """Put ratings of rows, which are counted from 0, into the sheet; they are on the disk afterwards."""
+    """Write ratings of rows, counted from 0, to the sheet, durably."""
     with sheet.open(encoding="utf-8-sig", newline="") as file:
         table = [row for row in csv.reader(file) if row]
     column = table[0].index("better")
@@ -196,7 +195,7 @@ def rate_rows(sheet: Path, ratings: Mapping[int, str]) -> None:
 
 
 def read_sheet(sheet: Path) -> list[dict[str, str]]:
-    """Its rows by column. Columns that somebody added, and remarks beyond the titles, are left alone."""
+    """Read the rows by column. Added columns, and cells beyond the titles, are left alone."""
     try:
         with sheet.open(encoding="utf-8-sig", newline="") as file:
             titles, *cells = [row for row in csv.reader(file) if row] or [[]]
@@ -212,18 +211,18 @@ def read_sheet(sheet: Path) -> list[dict[str, str]]:
 
 
 def _digest(texts: tuple[str, ...]) -> str:
-    """Of texts whose line ends and spaces a spreadsheet may have changed."""
-    words = [text.split() for text in texts]
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
+    """Hash texts, ignoring line ends and spaces, which a spreadsheet may change."""
+    tokens = [text.split() for text in texts]
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Ratings:
-    """Blind ratings, kept in ratings.json: on how many prompts the result was preferred (`wins`), the start,
-    neither; `unrated`: rows left empty.
+    """Blind ratings, stored in ratings.json: numbers of prompts on which the result, the start, or neither
+    was preferred; `unrated`: rows left empty.
 
-    `step`: the run's, when the responses were sampled; None for a model that isn't the run's own. `test`:
-    "sequential" where whoever rated saw after each rating what is known, and could stop (`agro rate`).
+    `step`: the run's step when the responses were sampled; None for a model that isn't the run's. `test`:
+    "sequential" if the rater saw the state after each rating and could stop (`agro rate`).
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -236,30 +235,30 @@ class Ratings:
 
     @classmethod
     def of(cls, ratings: NDArray[np.float64], step: int | None = None, test: Test = "sign") -> Ratings:
-        """`ratings`: [M], 1, −1, 0 or NaN a prompt; see `read_ratings`."""
+        """`ratings`: [M], 1, −1, 0 or NaN per prompt; see `read_ratings`."""
         wins, losses, ties = (int((ratings == value).sum()) for value in (1, -1, 0))
         return cls(wins, losses, ties, int(np.isnan(ratings).sum()), step, test)
 
     @property
     def decided(self) -> int:
-        """Prompts without ties."""
+        """The number of prompts without ties."""
         return self.wins + self.losses
 
     @property
     def p(self) -> float:
-        """Of no difference over prompts without ties, two-sided: the exact sign test, or 1/E at any stop."""
+        """The two-sided p-value of no difference, without ties: the exact sign test, or 1/E at any stop."""
         if self.test == "sequential":
             return p_at_any_stop(self.wins, self.losses)
         return sign_test(self.wins, self.losses)
 
     @property
     def share(self) -> float | None:
-        """Of the prompts without ties, where the result was preferred."""
+        """The share of prompts without ties on which the result was preferred."""
         return self.wins / self.decided if self.decided else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % of that share, exact as the test: without ½ where p is below .05."""
+        """The 95 % interval of that share, consistent with the test: it excludes ½ if p is below .05."""
         if not self.decided:
             return None
         if self.test == "sequential":
@@ -267,7 +266,7 @@ class Ratings:
         return clopper_pearson(self.wins, self.decided)
 
     def to_json(self) -> dict[str, Any]:
-        """Counts, the share with its interval, p and its test; None where unknown."""
+        """Return counts, the share with its interval, p and its test; None where unknown."""
         low, high = self.interval or (None, None)
         counts = {name: getattr(self, name) for name in COUNTS}
         return {**counts, "share": self.share, "low": low, "high": high, "p": self.p, "test": self.test}
@@ -277,7 +276,7 @@ class Ratings:
 
     @classmethod
     def load(cls, folder: Path) -> Ratings | None:
-        """Of a run; None where it has none. Raises `Refused` for a file that isn't what `save` writes."""
+        """Load a run's ratings; None if it has none. Raises `Refused` for a malformed file."""
         path = folder / "ratings.json"
         if not path.is_file():
             return None
@@ -291,13 +290,13 @@ class Ratings:
 
 
 def log_evidence(wins: int, losses: int, share: float = 0.5) -> float:
-    """Against a true `share` of the result."""
+    """Return log E against a true `share` of the result."""
     likelihood = wins * math.log(share) + losses * math.log1p(-share)
     return math.lgamma(wins + 1) + math.lgamma(losses + 1) - math.lgamma(wins + losses + 2) - likelihood
 
 
 def p_at_any_stop(wins: int, losses: int) -> float:
-    """Of no difference, at any stop; two-sided."""
+    """Return the two-sided p-value of no difference, valid at any stop."""
     return min(1.0, math.exp(-log_evidence(wins, losses)))
 
 
@@ -306,12 +305,12 @@ def is_decided(wins: int, losses: int) -> bool:
 
 
 def interval_at_any_stop(wins: int, losses: int) -> tuple[float, float]:
-    """95 % of the result's share, at any stop. It leaves ½ out exactly where p is below .05."""
+    """Return the result's 95 % interval, valid at any stop. It excludes ½ exactly if p is below .05."""
     return _lowest(wins, losses), 1 - _lowest(losses, wins)
 
 
 def _lowest(wins: int, losses: int) -> float:
-    """The smallest share that the ratings don't exclude, by bisection."""
+    """Find the smallest share that the ratings don't exclude, by bisection."""
     if not wins:
         return 0.0
 
@@ -322,7 +321,7 @@ def _lowest(wins: int, losses: int) -> float:
 
 
 def fewest_more(wins: int, losses: int) -> int:
-    """The number of further ratings that decide at the earliest, all for the side that is ahead."""
+    """Count the further ratings needed to decide if all favor the side that is ahead."""
     ahead, behind, more = max(wins, losses), min(wins, losses), 0
     while not is_decided(ahead + more, behind):
         more += 1
@@ -330,15 +329,15 @@ def fewest_more(wins: int, losses: int) -> int:
 
 
 def clopper_pearson(k: int, n: int) -> tuple[float, float]:
-    """Of the probability behind k of n independent trials, exact (Clopper and Pearson, 1934).
+    """Return the exact 95 % interval of the probability behind k of n trials (Clopper and Pearson, 1934).
 
-    It leaves ½ out exactly where twice the smaller tail of the binomial distribution at ½ is below .05.
+    It excludes ½ exactly if twice the smaller tail of the binomial distribution at ½ is below .05.
     """
     return _smallest_share(k, n), 1 - _smallest_share(n - k, n)
 
 
 def _smallest_share(k: int, n: int) -> float:
-    """The probability at which k or more of n trials succeed with probability .025, by bisection."""
+    """Find the success probability at which k or more of n trials succeed with probability .025."""
     if k == 0:
         return 0.0
     i = np.arange(k, n + 1)

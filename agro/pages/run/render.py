@@ -1,4 +1,4 @@
-"""Pages from the templates of this folder. Everything that a template prints is escaped."""
+"""Render pages from this folder's templates, which escape everything they print."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def _environment() -> jinja2.Environment:
 
 
 def render(template: str, **context: Any) -> str:
-    """A page. Lone surrogates, which UTF-8 can't encode, become escapes such as \\ud800."""
+    """Render a page. Lone surrogates, which UTF-8 can't encode, become escapes such as \\ud800."""
     text = without_secrets(_environment().get_template(template).render(**context))
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def template_text(name: str) -> str:
-    """A script or a table of the templates' folder."""
+    """Read a file of the templates' folder."""
     return (files("agro.pages.run") / "templates" / name).read_text(encoding="utf-8")
 
 
 def with_script(page: str, source: str) -> str:
-    """The page with a script in its head, which its policy allows by the hash of its text, and no other."""
+    """Add a script to the page's head. The page's policy allows only this script, by its hash."""
     allowed = f"'sha256-{b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
     head, end, remaining = page.partition("</head>")
     if "script-src " in head:

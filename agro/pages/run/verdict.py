@@ -1,9 +1,8 @@
 """One sentence at the end of a run: did the model get better?
 
-Rewards, or blind ratings, of the start's and the result's own responses to the same held-out prompts say so.
-Without them an off-policy estimate may, from a log's responses, where it is possible. Where there is none of
-these the sentence says that, whatever else was measured: a model can rank logged responses well while what it
-writes has become gibberish.
+The evidence is rewards, or else blind ratings, of the start's and the result's own responses to the same
+held-out prompts, or else an off-policy estimate from a log's responses. Without these the sentence says that
+it wasn't measured, whatever else was: a model can rank logged responses well while it writes gibberish.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ SET_ASIDE = (
 
 
 def latest_difference(run: RunData, metric: str) -> dict[str, Any] | None:
-    """By the last row after the start that has the metric, `GAIN` or `LOGGED`; None where none has it.
+    """Return the last row's difference to the start by a metric, `GAIN` or `LOGGED`; None if no row has it.
 
     It has the `by`, `gain`, `COMPARED`, `step` and `kl` of `Verdict.to_json`, and the `phase` of the row.
     """
     for row in reversed(run.rows):
         if row.get(metric) is not None and row["step"]:
             numbers = {name: row.get(f"{metric}_{name}") for name in COMPARED}
-            by = "reward" if metric == GAIN else "off-policy"
-            about = {"by": by, "step": row["step"], "phase": row["phase"], "kl": row.get("eval_kl_ref")}
-            return {"gain": row[metric], **numbers, **about}
+            source = "reward" if metric == GAIN else "off-policy"
+            details = {"by": source, "step": row["step"], "phase": row["phase"], "kl": row.get("eval_kl_ref")}
+            return {"gain": row[metric], **numbers, **details}
     return None
 
 
@@ -54,44 +53,44 @@ def difference_text(
     prompts: str = "held-out prompts",
     measure: str = "mean reward",
 ) -> str:
-    """A difference with its interval, and what was compared.
+    """Format a difference with its interval, and what was compared.
 
-    `x`: as of `latest_difference`. `steps`: of the run, None apart from one.
+    `x`: as from `latest_difference`. `steps`: the run's steps; None outside of a run.
     """
-    answer, at = verdict_of(x["p"], x["gain"]), "" if x["step"] == steps else f" at step {x['step']}"
+    answer, step_text = verdict_of(x["p"], x["gain"]), "" if x["step"] == steps else f" at step {x['step']}"
     on = f"{x['n']} {prompts}"
     if x["clusters"] is not None and x["clusters"] < x["n"]:
         on += f" in {x['clusters']} clusters of near-copies"
     unknown = ""
     if x["unknown_a"] or x["unknown_b"]:
-        before, after = percent(x["unknown_a"] or 0.0), percent(x["unknown_b"] or 0.0)
+        start_share, end_share = percent(x["unknown_a"] or 0.0), percent(x["unknown_b"] or 0.0)
         counted = "which differ" if x["p"] is None else "in the interval as the worst and the best"
-        unknown = f"; unknown are {before} of the rewards before and {after} after, {counted}"
+        unknown = f"; unknown are {start_share} of the rewards before and {end_share} after, {counted}"
     sign = -1 if answer == "worse" else 1
     size = fixed(sign * x["gain"])
     if x["low"] is not None and x["high"] is not None:
         low, high = sorted((sign * x["low"], sign * x["high"]))
         size += f" ({fixed(low)} to {fixed(high)}"
         if x["p"] is not None and x["p"] >= LEVEL and not low <= 0 <= high:
-            size += f", {chance(x['p'])}"  # slightly above .05, which the interval doesn't say
+            size += f", {chance(x['p'])}"  # slightly above .05, unlike the interval suggests
         size += ")"
     if answer != "not shown":
-        return f"{answer.capitalize()}{at} by {size} in {measure} on {on}, {chance(x['p'])}{unknown}"
+        return f"{answer.capitalize()}{step_text} by {size} in {measure} on {on}, {chance(x['p'])}{unknown}"
     if x["gain"] == x["low"] == x["high"] == 0:
-        return f"Not shown better{at}: the {measure} is the same on each of {on}"
+        return f"Not shown better{step_text}: the {measure} is the same on each of {on}"
     power = ""
     if x["detectable"] is not None:
         power = f", which show {fixed(x['detectable'])} or more four times out of five"
     elif x["by"] == "reward":
         power = ", too few to show a difference"
-    return f"Not shown better{at}: the {measure} changed by {size} on {on}{power}{unknown}"
+    return f"Not shown better{step_text}: the {measure} changed by {size} on {on}{power}{unknown}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer, the sentence that says it with its interval, and the measurement behind it, if any.
+    """The answer, its sentence with an interval, and the measurement behind it, if any.
 
-    `measured`: as of `latest_difference`.
+    `measured`: as from `latest_difference`.
     """
 
     answer: Answer
@@ -101,48 +100,48 @@ class Verdict:
 
     @classmethod
     def of(cls, run: RunData) -> Verdict:
-        """From the run's last measurement against its start; without one from blind ratings; without these
-        from the last off-policy estimate."""
-        found = latest_difference(run, GAIN)
-        if found is None and (ratings := Ratings.load(run.folder)):
+        """Use the run's last measurement against its start, else blind ratings, else the last off-policy
+        estimate."""
+        difference = latest_difference(run, GAIN)
+        if difference is None and (ratings := Ratings.load(run.folder)):
             at = "" if ratings.step in (None, run.steps) else f" at step {ratings.step}"
             return cls.rated(ratings, at=at)
-        found = found or latest_difference(run, LOGGED)
-        if found is None:
+        difference = difference or latest_difference(run, LOGGED)
+        if difference is None:
             way_out = SET_ASIDE.format(run.set_aside) if run.set_aside else WAY_OUT
-            said = f"Not measured whether the model got better{_ranking(run)}. {way_out}."
-            return cls("not measured", said)
-        sentence = f"{difference_text(found, run.steps)}{_kl_text(found, run)}."
+            sentence = f"Not measured whether the model got better{_ranking(run)}. {way_out}."
+            return cls("not measured", sentence)
+        sentence = f"{difference_text(difference, run.steps)}{_kl_text(difference, run)}."
         best = run.best_model
-        if found["by"] == "off-policy":
+        if difference["by"] == "off-policy":
             sentence += f" {ESTIMATED}"
-        elif best is not None and best.metric == "eval_reward" and best.step != found["step"]:
-            sentence += (  # what flatters a model that these prompts chose
-                f" The model in best/ is of step {best.step}, which was chosen on these "
+        elif best is not None and best.metric == "eval_reward" and best.step != difference["step"]:
+            sentence += (  # the model that these prompts chose is flattered by them
+                f" The model in best/ is from step {best.step}, which was chosen on these "
                 "prompts; measure it on others (agro eval)"
             )
-        return cls(verdict_of(found["p"], found["gain"]), sentence, found)
+        return cls(verdict_of(difference["p"], difference["gain"]), sentence, difference)
 
     @classmethod
     def compared(
         cls, comparison: Comparison, prompts: str = "held-out prompts", measure: str = "mean reward"
     ) -> Verdict:
-        """Of two results that were measured apart from a run, by a `measure` of these `prompts`."""
-        found = {name: none_if_nan(getattr(comparison, name)) for name in COMPARED}
-        found |= {"by": "reward", "gain": comparison.difference, "step": None}
-        text = difference_text(found, None, prompts, measure)
-        return cls(verdict_of(found["p"], found["gain"]), f"{text}.", found)
+        """Compare two results outside of a run, by a `measure` on these `prompts`."""
+        difference = {name: none_if_nan(getattr(comparison, name)) for name in COMPARED}
+        difference |= {"by": "reward", "gain": comparison.difference, "step": None}
+        text = difference_text(difference, None, prompts, measure)
+        return cls(verdict_of(difference["p"], difference["gain"]), f"{text}.", difference)
 
     @classmethod
     def rated(cls, ratings: Ratings, at: str = "") -> Verdict:
-        """By blind ratings of a result, `at` a step, and of the start."""
+        """Use blind ratings of a result against the start. `at`: text that names the result's step."""
         answer = verdict_of(ratings.p, ratings.wins - ratings.losses)
-        rest = f"; {_times(ratings.ties, 'tie')}"
+        suffix = f"; {_times(ratings.ties, 'tie')}"
         if ratings.unrated:
-            rest += f", {_times(ratings.unrated, 'row')} left empty"
+            suffix += f", {_times(ratings.unrated, 'row')} left empty"
         if ratings.interval is None:
             neither = "blind ratings preferred neither the result nor the start"
-            return cls(answer, f"Not shown better{at}: {neither}{rest}.", ratings=ratings)
+            return cls(answer, f"Not shown better{at}: {neither}{suffix}.", ratings=ratings)
         low, high = ratings.interval
         preferred, prefix = ratings.wins, f"Preferred to the start{at}"
         if answer == "worse":
@@ -153,17 +152,17 @@ class Verdict:
         share = f"{percent(preferred / ratings.decided)}, {percent(low)} to {percent(high)}"
         on = f"{preferred} of {ratings.decided} held-out prompts by blind ratings ({share})"
         test = " by a test that holds at any stop" if ratings.test == "sequential" else ""
-        return cls(answer, f"{prefix} on {on}, {chance(ratings.p)}{test}{rest}.", ratings=ratings)
+        return cls(answer, f"{prefix} on {on}, {chance(ratings.p)}{test}{suffix}.", ratings=ratings)
 
     def to_json(self) -> dict[str, Any]:
-        """Answer, sentence and numbers; None where unknown.
+        """Return answer, sentence and numbers; None where unknown.
 
-        `gain`: mean reward at `step` minus the start's on `n` held-out prompts, which are in so many
-        `clusters` of near-copies, with its 95 % interval `low` to `high`; `p`: of no difference;
+        `gain`: mean reward at `step` minus the start's on `n` held-out prompts in `clusters` clusters of
+        near-copies, with its 95 % interval `low` to `high`; `p`: p-value of no difference;
         `detectable`: the gain that would have been shown with a probability of 80 %;
-        `unknown_a`, `unknown_b`: the shares of rewards of the start and at that step that are unknown;
+        `unknown_a`, `unknown_b`: the shares of unknown rewards at the start and at that step;
         `kl`: to the reference, in nats per response. `by`: "reward", "ratings" or "off-policy".
-        `ratings`: where these gave the answer.
+        `ratings`: the ratings, if they gave the answer.
         """
         names = ("step", "by", "gain", *COMPARED, "kl")
         numbers = {name: (self.measured or {}).get(name) for name in names}
@@ -178,22 +177,21 @@ def _times(count: int, noun: str) -> str:
 
 
 def _kl_text(difference: Mapping[str, Any], run: RunData) -> str:
-    """The KL to the reference. Where that isn't the start, which the gain is against, both are named."""
+    """Format the KL to the reference. If that isn't the start, which the gain refers to, name both."""
     kl, phase = difference["kl"], difference["phase"]
     if kl is None:
         return ""
     reference = run.config.phase(phase).policy.reference
     if reference == "start" or (reference == "phase" and phase == run.config.phase_names[0]):
-        return f"; KL to the reference {fixed(kl)} nats a response"
+        return f"; KL to the reference {fixed(kl)} nats per response"
     start = "the run's start" if run.config.policy.new is None else "random weights"
     names = {"phase": f"the start of phase {phase}", "model": "the reference model"}
-    return (
-        f" (against {start}); KL to {names.get(reference, 'a moving reference')} {fixed(kl)} nats a response"
-    )
+    name = names.get(reference, "a moving reference")
+    return f" (against {start}); KL to {name} {fixed(kl)} nats per response"
 
 
 def _ranking(run: RunData) -> str:
-    """What else was measured, and that it doesn't answer the question."""
+    """Name a ranking measurement, which doesn't answer the question."""
     if run.latest("eval_auc") is None:
         return ""
     text = (

@@ -1,5 +1,5 @@
-"""What is in a store, before training (`agro check`): what its numbers mean for an objective, in words, as
-JSON and for the terminal; and the recipes that can train on it."""
+"""The report on a store before training (`agro check`): what its numbers mean for an objective, in sentences
+and as JSON, and the recipes that can train on it."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 Level = Literal["problem", "warning", "note"]
 
-# Shares from which something is worth a warning. They are rules of thumb, not theorems.
+# Shares from which a warning is due. They are rules of thumb, not theorems.
 MANY_EQUAL = 0.5  # of groups
 MANY_REPEATS = 0.3  # of responses
 MANY_TRUNCATED = 0.1
 FEW_GROUPS = 50
 SMALL_ESS = 0.1
-UNLIKELY = -3.0  # nats per token, on average
-SHOWN = 8  # sources
+UNLIKELY = -3.0  # mean nats per token
+SHOWN = 8  # sources listed
 
 
 @dataclass(frozen=True)
 class DataVerdict:
-    """A sentence on the data, and what to do; "problem": the objective can't train on them."""
+    """A sentence about the data, and what to do; "problem": the objective can't train on them."""
 
     level: Level
     text: str
@@ -55,17 +55,17 @@ class DataVerdict:
 
 @dataclass(frozen=True)
 class Report:
-    """What a store has, whether an objective can train on it, and what a model says of it."""
+    """The contents of a store, whether an objective can train on it, and a model's measurements of it."""
 
     objective: str
     counts: Counts
     survey: StoreSurvey
     problem: str = ""  # why the objective can't train on it
-    scales_apart: list[ScaleConflict] = field(default_factory=list)  # sources of different scales
+    scales_apart: list[ScaleConflict] = field(default_factory=list)  # sources with different scales
     measured: Measurements | None = None
-    options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
-    explaining: Explaining | None = None  # what explains the rewards of single responses
-    recipe: str = ""  # that was found for the data, where none was asked for
+    options: dict[str, Any] = field(default_factory=dict)  # options of the objective that aren't its defaults
+    explaining: Explaining | None = None  # a field that explains rewards of single responses
+    recipe: str = ""  # chosen for the data, if no objective was requested
     recommended: Sequence[Recommendation] = ()  # recipes, the best first
 
     @property
@@ -74,15 +74,15 @@ class Report:
 
     @property
     def sources(self) -> list[str]:
-        """The most frequent first."""
+        """Sources, the most frequent first."""
         return sorted(self.survey.sources, key=lambda name: (-self.survey.sources[name].counts["rows"], name))
 
     @cached_property
     def verdicts(self) -> list[DataVerdict]:
-        """The worst first."""
+        """Verdicts, the worst first."""
         levels = ("problem", "warning", "note")
-        found = [*_data_verdicts(self), *_model_verdicts(self)]
-        return sorted(found, key=lambda verdict: levels.index(verdict.level))
+        verdicts = [*_data_verdicts(self), *_model_verdicts(self)]
+        return sorted(verdicts, key=lambda verdict: levels.index(verdict.level))
 
     def to_json(self) -> dict[str, Any]:
         values = self.counts.to_json() | self.survey.to_json()
@@ -104,7 +104,7 @@ class Report:
         return values | {"verdicts": verdicts_json}
 
     def __str__(self) -> str:
-        """A summary of some lines, then the verdicts, without what can train on it."""
+        """Format a summary, then the verdicts, without the recommendations."""
         lines = list(survey_lines(self))
         for name in self.sources[:SHOWN]:
             source = self.survey.sources[name]
@@ -124,30 +124,30 @@ class Report:
 
 
 def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
-    """What stands between the objective and the data, and what else asks for something to be done."""
+    """Yield what keeps the objective from training on the data, and whatever else needs attention."""
     survey, counts, entry = report.survey, report.counts, get(report.objective)
     nothing = _nothing_to_learn(report, entry)
     if report.problem and not nothing:
         yield DataVerdict("problem", report.problem)
-    elif nothing:  # also what any way out of the problem would find
+    elif nothing:  # solving the other problem wouldn't help
         but = "There" if report.problem else f"{report.objective} can run on this, but there"
         yield DataVerdict(
             "problem",
             f"{but} is nothing to learn: {nothing}.",
-            "A graded reward, or responses of which some are better (agro score, agro sample).",
+            "Use a graded reward, or add responses of which some are better (agro score, agro sample).",
         )
     else:
         subject = f"Recipe {report.recipe}" if report.recipe else report.objective
         yield DataVerdict("note", f"{subject} can train on this.")
     yield from _groups(report, entry)
-    found = report.explaining
-    if found is not None:
+    cause = report.explaining
+    if cause is not None:
         yield DataVerdict(
             "note",
-            f"{percent(found.share)} of the variance of {count(found.rewards)} rewards is between the "
-            f"{count(found.values)} values of {found.field}.",
-            f"Where {found.field} says who asks or rates, and nothing of the response, agro import "
-            f"--center-by {found.field} compares a response with what else they rated.",
+            f"{percent(cause.share)} of the variance of {count(cause.rewards)} rewards is between the "
+            f"{count(cause.values)} values of {cause.field}.",
+            f"If {cause.field} identifies who asks or rates, independent of the response, agro import "
+            f"--center-by {cause.field} compares a response with their other ratings.",
         )
     is_reported = report.problem.startswith("rewards of different scales")
     for difference in report.scales_apart[int(is_reported) :]:
@@ -164,15 +164,15 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
             "warning",
             f"{percent(survey.repeats / survey.responses)} of the responses equal an earlier one to the same "
             "prompt.",
-            "They carry weight, as responses of a policy should, but show little: a higher temperature, or "
-            "another source, covers more.",
+            "They count, as a policy's responses should, but add little: a higher temperature or another "
+            "source covers more.",
         )
     recorded, truncated = survey.total("ended"), survey.total("truncated")
     if truncated > MANY_TRUNCATED * recorded:
         yield DataVerdict(
             "warning",
             f"{percent(truncated / recorded)} of the responses were cut off before their end.",
-            "A larger length, or a reward that is low for them.",
+            "Allow longer responses, or reward truncated ones lower.",
         )
     held_out = survey.held_out
     if held_out is not None and held_out.exact + held_out.near:
@@ -193,13 +193,13 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
 
 
 def _nothing_to_learn(report: Report, entry: Objective) -> str:
-    """Why an objective on rewards has no signal; "" where it has some."""
+    """Say why an objective on rewards has no signal; "" if it has one."""
     survey, needs = report.survey, entry.needed(report.options)
     if REWARD not in needs:
         return ""
-    known = {reward for source in survey.sources.values() for reward in source.rewards}
-    if len(known) == 1 and report.counts.scored > 1:
-        return f"all {count(report.counts.scored)} rewards are {known.pop():g}"
+    rewards = {reward for source in survey.sources.values() for reward in source.rewards}
+    if len(rewards) == 1 and report.counts.scored > 1:
+        return f"all {count(report.counts.scored)} rewards are {rewards.pop():g}"
     if grouping(needs) is None or report.options.get("singletons") == "pool":
         return ""
     if survey.scored_groups and survey.equal == survey.scored_groups:
@@ -208,45 +208,45 @@ def _nothing_to_learn(report: Report, entry: Objective) -> str:
 
 
 def _groups(report: Report, entry: Objective) -> Iterator[DataVerdict]:
-    """Of groups of one, of few prompts, and of groups of equal rewards."""
+    """Yield verdicts on single responses, few prompts, and groups of equal rewards."""
     survey, needs = report.survey, entry.needed(report.options)
     singletons = report.options.get("singletons")
     alone = f"{count(survey.sizes[1])} of {count(survey.groups)} prompts have one response"
     if survey.sizes[1] and grouping(needs) is not None and PAIRS not in needs and singletons != "pool":
         if singletons == "drop":
             text = f"{alone}, and are left out (objective.singletons=drop)."
-            yield DataVerdict("note", text, "data.complete_groups = 3 samples fresh ones to these prompts.")
+            yield DataVerdict("note", text, "data.complete_groups=3 samples responses to these prompts.")
         else:
             yield DataVerdict(
                 "warning",
-                f"{alone}, and {report.objective} compares the responses to a prompt.",
-                "data.complete_groups=3 samples fresh ones to these prompts; objective.singletons=drop "
+                f"{alone}, but {report.objective} compares the responses to a prompt.",
+                "data.complete_groups=3 samples fresh responses to these prompts; objective.singletons=drop "
                 "leaves them out.",
             )
     if 0 < survey.groups < FEW_GROUPS:
         yield DataVerdict(
             "warning",
             f"The number of prompts is small: {survey.groups}.",
-            "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
+            "A model can memorize them; hold some out (data.hold_out), and stop early (evaluate.patience).",
         )
     if REWARD in needs and survey.equal:
-        many = survey.equal > MANY_EQUAL * survey.scored_groups
+        is_common = survey.equal > MANY_EQUAL * survey.scored_groups
         yield DataVerdict(
-            "warning" if many else "note",
+            "warning" if is_common else "note",
             f"In {percent(survey.equal / survey.scored_groups)} of the groups with two or more rewards "
             f"({count(survey.equal)} of {count(survey.scored_groups)}) all rewards are equal: "
             f"{equal_means(entry, report.options)}.",
-            "Few groups teach: data.spread = true draws the others only; better are prompts of middle "
-            "difficulty, or a graded reward."
-            if many
+            "Few groups teach anything: data.spread=true draws only the others; prompts of medium difficulty "
+            "or a graded reward are better."
+            if is_common
             else "",
         )
 
 
 def equal_means(entry: Objective, options: Mapping[str, Any]) -> str:
-    """What a group of equal rewards gives to an objective on rewards."""
+    """Say what a group of equal rewards contributes to an objective on rewards."""
     if grouping(entry.needed(options)) is None:
-        return "each response counts by its own reward, so they teach too, but not which one is better"
+        return "each response counts by its own reward, so they teach too, but not which response is better"
     if entry.anchor({**entry.defaults(), **options, "beta": 1.0}) is not None:
         return "there is nothing to compare in them, and β pulls the policy back toward the reference there"
     return "their gradient is 0"
@@ -261,7 +261,7 @@ def _model_verdicts(report: Report) -> Iterator[DataVerdict]:
         reasons = ", ".join(f"{count(number)} ({reason})" for reason, number in values["invalid"].items())
         yield DataVerdict(
             "warning" if values["measured_groups"] else "problem",
-            f"Of the measured responses the model can't be trained on these: {reasons}.",
+            f"The model can't be trained on some of the measured responses: {reasons}.",
             f"Such as {next(iter(measured.examples.values()), '')[:400]}",
         )
     ess, responses = values["ess"], values["ess_responses"]
@@ -269,16 +269,16 @@ def _model_verdicts(report: Report) -> Iterator[DataVerdict]:
     if best is not None and best < UNLIKELY:
         yield DataVerdict(
             "warning",
-            f"The model gives the tokens of the best responses {best:.2f} nats on average (of the worst "
+            f"The model gives the tokens of the best responses {best:.2f} nats on average (the worst "
             f"{worst:.2f}): it would hardly write them.",
-            "Imitate some first (sft), or add fresh samples (recipe mixed).",
+            "Imitate them first (sft), or add fresh samples (recipe mixed).",
         )
     if ess is not None and ess < SMALL_ESS:
         yield DataVerdict(
             "warning",
             f"Weighted by π/μ, {count(responses)} responses count as {count(ess * responses)} "
             f"({percent(ess, 1)}).",
-            "Importance ratios of complete responses are too noisy here: agro has none.",
+            "Importance ratios of complete responses are too noisy here; agro doesn't use them.",
         )
 
 
@@ -290,15 +290,15 @@ def check_store(
     held_out: Path | None = None,
     as_recommended: bool = False,
 ) -> Report:
-    """Report on a store, for a configuration's objective; `measure` adds what a model says.
+    """Report on a store for a configuration's objective; `measure` adds a model's measurements.
 
     Args:
-        config: its first phase that draws from a store is what counts.
-        path: as it is called in messages; the store's own where it isn't given.
-        held_out: a file of prompts that the store shouldn't have.
-        as_recommended: the recipe that is best for the data is what counts, where there is one.
+        config: its first phase that draws from a store is checked.
+        path: the store's name in messages; by default its path.
+        held_out: a file of prompts that the store shouldn't contain.
+        as_recommended: check the best recipe for the data instead, if there is one.
 
-    Raises `Refused` for options that the objective doesn't have or take.
+    Raises `Refused` for unknown or invalid options of the objective.
     """
     counts, recipe = store.counts(), ""
     if path is not None and url_of(path):
@@ -316,7 +316,7 @@ def check_store(
     try:
         trainable.check_names(config.data, counts, store.path, adds=config.data.samples)
         trainable.check_store(phase, store, fills=False)
-        if not config.data.samples_fresh:  # else the default number of groups, which nobody chose
+        if not config.data.samples_fresh:  # otherwise the number of groups is a default
             trainable.check_enough([phase], store.path)
     except Refused as error:
         problem = str(error).replace(str(store.path), str(path or store.path)).strip()
@@ -337,7 +337,7 @@ def check_store(
 
 
 def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
-    """What is known of the store: names and values, for terminal and page."""
+    """Yield facts about the store as names and values."""
     counts, survey = report.counts, report.survey
     yield "samples", f"{count(counts.samples)} of {count(counts.groups)} prompts"
     sizes = "none"
@@ -358,12 +358,12 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
     sources = survey.sources.values()
     lengths = [length for source in sources for length in source.lengths]
     tokens = [length for source in sources for length in source.tokens]
-    of_lengths = (
+    length_text = (
         f"{count(fmean(lengths or [0]))} characters on average, at most {count(max(lengths, default=0))}"
     )
     if counts.with_tokens:
-        of_lengths += f"; {count(fmean(tokens or [0]))} tokens"
-    yield "lengths", of_lengths if counts.samples else "unknown"
+        length_text += f"; {count(fmean(tokens or [0]))} tokens"
+    yield "lengths", length_text if counts.samples else "unknown"
     recorded, truncated = survey.total("ended"), "unknown"
     if recorded:
         cut = survey.total("truncated")
@@ -381,8 +381,8 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
         "log-probs": counts.with_behavior,
         "version": survey.total("with_version"),
     }
-    of = {0: "none", counts.samples: "all"}
-    yield "known", ", ".join(f"{name} of {of.get(part, count(part))}" for name, part in parts.items())
+    special = {0: "none", counts.samples: "all"}
+    yield "known", ", ".join(f"{name} of {special.get(part, count(part))}" for name, part in parts.items())
     if survey.copies is not None and survey.copies.prompts:
         yield "near-copies", f"{count(survey.copies.prompts)} in {count(survey.copies.clusters)} clusters"
     if survey.held_out is not None:
@@ -391,17 +391,17 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def model_lines(report: Report) -> Iterator[tuple[str, str]]:
-    """What a model says of it."""
+    """Yield a model's measurements as names and values."""
     if report.measured is None:
         return
     values = report.measured.values
     yield "measured", f"{count(values['measured_groups'])} of {count(report.measured.total)} prompts"
     if values["template"]:
-        yield "template", ", ".join(f"{kind} {how}" for kind, how in values["template"].items())
-    yield "log π", f"{short(values['logp'])} nats a response, {short(values['logp_per_token'])} a token"
+        yield "template", ", ".join(f"{kind} {ability}" for kind, ability in values["template"].items())
+    yield "log π", f"{short(values['logp'])} nats per response, {short(values['logp_per_token'])} per token"
     if values["ref_logp"] is not None:
         per_token = short(values["ref_logp_per_token"])
-        yield "log π_ref", f"{short(values['ref_logp'])} nats a response, {per_token} a token"
+        yield "log π_ref", f"{short(values['ref_logp'])} nats per response, {per_token} per token"
     if values["auc"] is not None:
         auc = with_error(values["auc"], values["auc_se"])
         yield (
@@ -416,7 +416,7 @@ def model_lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "ESS", f"{percent(values['ess'], 1)} of {count(values['ess_responses'])} responses"
     beta = values["beta"]
     if beta["groups"]:
-        meaning = "β times the log-ratio differs as much as the rewards; below, the rewards lead"
+        meaning = "β times the log-ratio varies as much as the rewards; below, the rewards dominate"
         if beta["of"] == "log π":
             meaning = "the optimum moves the log-probs of a group as far apart as they are now"
         yield (
@@ -427,20 +427,20 @@ def model_lines(report: Report) -> Iterator[tuple[str, str]]:
 
 
 REASONS = {
-    "log": "rewards of several responses to a prompt: they are compared, whoever wrote them",
-    "feedback": "one response to a prompt: it is compared with those to other prompts",
-    "dro": "the same, compared with a value that is learned",
-    "kto": "the same, by who is above and below the middle of the rewards",
-    "pairs": "judged pairs: the winner's regularized reward is to be 1 above the loser's",
-    "dpo": "judged pairs, as most people train on them",
-    "sft": "neither rewards nor pairs: the responses are imitated; agro score adds rewards",
+    "log": "several rewarded responses per prompt: it compares them, whoever wrote them",
+    "feedback": "one response per prompt: it compares responses to different prompts",
+    "dro": "the same, but it compares each response with a learned value",
+    "kto": "the same, but it splits responses at the middle of the rewards",
+    "pairs": "judged pairs: it moves the winner's regularized reward 1 above the loser's",
+    "dpo": "judged pairs, by the most common method",
+    "sft": "neither rewards nor pairs: it imitates the responses; agro score adds rewards",
 }
 RECOMMENDED = {"log": ("log",), "feedback": ("feedback", "dro", "kto"), "pairs": ("pairs", "dpo")}
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A recipe that can train on a store as it is, with `changes` of it (KEY=VALUE), and the command."""
+    """A recipe that can train on a store as it is, with its `changes` (KEY=VALUE) and the command."""
 
     name: str
     reason: str
@@ -451,22 +451,22 @@ class Recommendation:
         return {"name": self.name, "reason": self.reason, "command": self.command}
 
     def config(self, policy: PolicyConfig) -> RunConfig:
-        """Of a run that holds nothing out."""
-        found = RunConfig.load(self.name, self.changes)
-        return _holding_nothing(found).model_copy(update={"policy": policy})
+        """Load the recipe, holding nothing out."""
+        config = RunConfig.load(self.name, self.changes)
+        return _holding_nothing(config).model_copy(update={"policy": policy})
 
 
 def recommend(store: Store, log: Path | None, model: str | None) -> list[Recommendation]:
-    """Those of the recipes for what the store has that can train on it, the best first. `log`, `model`: as of
-    `train_command`."""
+    """List the recipes for this kind of data that can train on the store, the best first. `log`, `model`: as
+    for `train_command`."""
     kind = kind_of(store)
     counts, groups = store.counts(), list(store.survey.each_group())
     low, high = store.survey.spread_of_rewards() or (0.0, 1.0)
-    found = []
+    recommendations = []
     for name in RECOMMENDED[kind] if counts.scored or counts.pairs else ("sft",):
         config = RunConfig.load(name)
         if low == high and REWARD in Phase.all(config)[0].needs:
-            continue  # it can run, with nothing to learn
+            continue  # it could run, but not learn
         changes = [] if config.data.replay == 1 else ["data.replay=1"]  # all groups from the store
         if name == "kto":
             changes.append(f"objective.threshold={(low + high) / 2:g}")
@@ -481,12 +481,12 @@ def recommend(store: Store, log: Path | None, model: str | None) -> list[Recomme
         except Refused:
             continue
         command = train_command(name, model, store, log, changes)
-        found.append(Recommendation(name, REASONS[name], command, tuple(changes)))
-    return found
+        recommendations.append(Recommendation(name, REASONS[name], command, tuple(changes)))
+    return recommendations
 
 
 def recommendation_lines(recommended: Sequence[Recommendation]) -> Iterator[str]:
-    """For the terminal. The last line is the command to run next."""
+    """Format recommendations for the terminal. The last line is the command to run next."""
     for each in recommended[1:]:
         yield from textwrap.wrap(f"also {each.name}: {each.reason}", 80, subsequent_indent="  ")
         yield f"  {each.command}"
@@ -503,17 +503,17 @@ def recommendation_lines(recommended: Sequence[Recommendation]) -> Iterator[str]
 
 
 def _drawn_groups(store: Store, config: RunConfig, groups: Sequence[Group]) -> int:
-    """Groups that a recipe may draw of the store."""
+    """Count the stored groups that a recipe may draw."""
     needs = Phase("", config, 0, 1).needs
     if PAIRS in needs:
         return judged_prompts(store)
     need = grouping(needs)
-    least = 1 if need is None else need.least
+    minimum = 1 if need is None else need.least
     is_any = config.data.spread is not True
-    drawn = [group for group in groups if is_any or group.reward_min != group.reward_max]
-    return sum((group.scored if REWARD in needs else group.size) >= least for group in drawn)
+    candidates = [group for group in groups if is_any or group.reward_min != group.reward_max]
+    return sum((group.scored if REWARD in needs else group.size) >= minimum for group in candidates)
 
 
 def _holding_nothing(config: RunConfig) -> RunConfig:
-    """Held-out prompts are those that a step doesn't need."""
+    """Disable hold-out, which only takes prompts that the steps don't need."""
     return config.model_copy(update={"data": config.data.model_copy(update={"hold_out": 0.0})})

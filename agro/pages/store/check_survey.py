@@ -24,18 +24,18 @@ from agro.types import Prompt, Text, end_in
 
 
 def numbers() -> array[float]:
-    """Those that come one by one."""
+    """Return an empty array, to be filled one by one."""
     return array("d")
 
 
 def spread(numbers: Sequence[float]) -> dict[str, Any]:
-    """Number, mean, standard deviation (with n − 1), least and largest; None where there are too few, and
-    where differences or squares are too large for a float."""
+    """Summarize numbers: count, mean, standard deviation (with n − 1), minimum and maximum; None if there are
+    too few, and if differences or squares overflow."""
     if not numbers:
         return {"count": 0, **dict.fromkeys(("mean", "std", "min", "max"))}
-    first = numbers[0]  # from which the others are counted: large numbers lose no digits
+    offset = numbers[0]  # subtracted first, so that large numbers keep their digits
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = float(first + (np.array(numbers) - first).mean())
+        mean = float(offset + (np.array(numbers) - offset).mean())
         std = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else math.nan
     return {
         "count": len(numbers),
@@ -48,22 +48,22 @@ def spread(numbers: Sequence[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PromptCopies:
-    """Clusters of near-equal prompts. `prompts`: how many are in one of two or more."""
+    """Clusters of near-equal prompts. `prompts`: number in clusters of two or more."""
 
     prompts: int
     clusters: int
 
     @classmethod
-    def of(cls, texts: Sequence[str], least: float) -> PromptCopies:
-        """`least`: as of data.near_copies."""
-        sizes = np.unique(clusters(texts, least), return_counts=True)[1]
+    def of(cls, texts: Sequence[str], similarity: float) -> PromptCopies:
+        """`similarity`: as data.near_copies."""
+        sizes = np.unique(clusters(texts, similarity), return_counts=True)[1]
         copied = sizes[sizes > 1]
         return cls(int(copied.sum()), len(copied))
 
 
 @dataclass(frozen=True)
 class Contamination:
-    """Ids of the prompts that are among `trained` ones, up to case, spaces and labels, and of near-copies."""
+    """Ids of prompts that are among `trained` ones, up to case, spaces and labels, and of near-copies."""
 
     prompts: int
     trained: int
@@ -71,44 +71,44 @@ class Contamination:
     near: tuple[str, ...]
 
     @classmethod
-    def of(cls, prompts: Sequence[Prompt], trained: Sequence[Text], least: float) -> Contamination:
-        """`least`: how alike near-copies are, as `data.near_copies`."""
-        seen, asked = ([plain(text) for text in texts] for texts in (trained, [p.text for p in prompts]))
-        labels = clusters([*seen, *asked], least).tolist()
-        of_trained, words = set(labels[: len(seen)]), set(map(normalized, seen))
-        exact = tuple(p.id for p, text in zip(prompts, asked, strict=True) if normalized(text) in words)
+    def of(cls, prompts: Sequence[Prompt], trained: Sequence[Text], similarity: float) -> Contamination:
+        """`similarity`: from which prompts are near-copies, as data.near_copies."""
+        seen, tested = ([plain(text) for text in texts] for texts in (trained, [p.text for p in prompts]))
+        labels = clusters([*seen, *tested], similarity).tolist()
+        trained_labels, known = set(labels[: len(seen)]), set(map(normalized, seen))
+        exact = tuple(p.id for p, text in zip(prompts, tested, strict=True) if normalized(text) in known)
         near = tuple(
             p.id
             for p, label in zip(prompts, labels[len(seen) :], strict=True)
-            if label in of_trained and p.id not in exact
+            if label in trained_labels and p.id not in exact
         )
         return cls(len(prompts), len(trained), exact, near)
 
     @property
     def sentence(self) -> str:
         parts = []
-        for ids, what in (
+        for ids, relation in (
             (self.exact, "were trained on"),
             (self.near, "are near-copies of training prompts"),
         ):
-            parts.append(f"{len(ids)} {what}" + (f" ({first_of(ids)})" if ids else ""))
+            parts.append(f"{len(ids)} {relation}" + (f" ({first_of(ids)})" if ids else ""))
         return f"of {self.prompts} prompts {', '.join(parts)}; the run has {self.trained} training prompts"
 
 
-# Rows of a source: all, those whose version says that a run of agro sampled them, whose record says how they
-# ended, and of these those that were cut off.
+# Counts of a source's rows: all, and those with tokens, with behavior log-probs, with an agro run's version,
+# with a recorded end, and truncated ones.
 COUNTED = ("rows", "with_tokens", "with_behavior", "with_version", "ended", "truncated")
 
 
 @dataclass
 class SourceSurvey:
-    """What is known of the responses of one source."""
+    """The survey of one source's responses."""
 
     rewards: array[float] = field(default_factory=numbers)
     lengths: array[float] = field(default_factory=numbers)  # characters
-    tokens: array[float] = field(default_factory=numbers)  # actions, of rows with tokens
+    tokens: array[float] = field(default_factory=numbers)  # policy tokens, of rows with tokens
     roles: set[str] = field(default_factory=set)
-    counts: Counter[str] = field(default_factory=Counter)  # of `COUNTED`
+    counts: Counter[str] = field(default_factory=Counter)  # by `COUNTED`
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -122,11 +122,11 @@ class SourceSurvey:
 
 @dataclass
 class StoreSurvey:
-    """What a store has.
+    """The survey of a store.
 
-    A group is all responses to one prompt; the rows of one episode are one response, scored when all of them
-    are. `quality` (TQ) and `coverage` (SACo) are those of Schweighofer et al. (arXiv 2111.04714) for each
-    prompt: (mean r − min r) / (max r − min r) where rewards differ, and distinct responses / responses where
+    A group is all responses to one prompt; the rows of an episode are one response, scored if all of them
+    are. `quality` (TQ) and `coverage` (SACo) of each prompt are those of Schweighofer et al. (arXiv
+    2111.04714): (mean r − min r) / (max r − min r) if rewards differ, and distinct responses / responses if
     there are two or more.
     """
 
@@ -134,16 +134,16 @@ class StoreSurvey:
     copies: PromptCopies | None = None
     groups: int = 0
     responses: int = 0
-    sizes: Counter[int] = field(default_factory=Counter)  # groups by responses
+    sizes: Counter[int] = field(default_factory=Counter)  # number of groups by number of responses
     scored_groups: int = 0  # with two or more scored responses
-    equal: int = 0  # of those, with equal rewards
+    equal: int = 0  # scored groups with equal rewards
     repeats: int = 0  # responses equal to an earlier one of their group
     quality: array[float] = field(default_factory=numbers)
     coverage: array[float] = field(default_factory=numbers)
     sources: dict[str, SourceSurvey] = field(default_factory=lambda: defaultdict(SourceSurvey))
 
     def add(self, rows: Sequence[SurveyRow]) -> None:
-        """The rows of one group."""
+        """Add the rows of one group."""
         for row in rows:
             source = self.sources[row.source]
             source.roles.add(row.role)
@@ -165,8 +165,8 @@ class StoreSurvey:
         self.groups += 1
         self.responses += len(episodes)
         self.sizes[len(episodes)] += 1
-        scored = [[row.reward for row in of if row.reward is not None] for of in episodes.values()]
-        rewards = [of[0] for of, all_of in zip(scored, episodes.values()) if len(of) == len(all_of)]
+        scored = [[row.reward for row in turns if row.reward is not None] for turns in episodes.values()]
+        rewards = [values[0] for values, turns in zip(scored, episodes.values()) if len(values) == len(turns)]
         if len(rewards) > 1:
             self.scored_groups += 1
             lowest, highest = min(rewards), max(rewards)
@@ -176,13 +176,13 @@ class StoreSurvey:
             else:
                 self.equal += 1
         if len(episodes) > 1:
-            responses = [of[-1].response for of in episodes.values()]
+            responses = [turns[-1].response for turns in episodes.values()]
             distinct = len(set(responses))
             self.repeats += len(responses) - distinct
             self.coverage.append(distinct / len(responses))
 
     def total(self, name: str) -> int:
-        """Over all sources."""
+        """Sum a count over all sources."""
         return sum(source.counts[name] for source in self.sources.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -202,8 +202,8 @@ class StoreSurvey:
 
 
 def survey(store: Store, held_out: Path | None = None, near_copies: float = 1.0) -> StoreSurvey:
-    """`held_out`: a file of prompts that the store shouldn't have. `near_copies`: as of the configuration's
-    data."""
+    """Survey a store. `held_out`: a file of prompts that the store shouldn't contain. `near_copies`: as
+    data.near_copies."""
     result = StoreSurvey()
     prompts = [prompt for _, prompt in store.survey.each_prompt()]
     result.copies = PromptCopies.of([plain(prompt) for prompt in prompts], near_copies)
@@ -214,16 +214,16 @@ def survey(store: Store, held_out: Path | None = None, near_copies: float = 1.0)
     return result
 
 
-MOST = 20_000  # rewards that are looked at
-LEAST = 0.05  # share of the variance that is worth a word
+MOST = 20_000  # maximal number of rewards to use
+LEAST = 0.05  # minimal share of the variance to report
 CLEAR = 4.0  # standard errors above chance
-# What agro itself writes of a response.
-OF_RESPONSES = ("finish", "index", "last_turn", "reward_parts", "thought")
+# Entries of `meta` that agro itself writes about a response.
+RESPONSE_KEYS = ("finish", "index", "last_turn", "reward_parts", "thought")
 
 
 @dataclass(frozen=True)
 class Explaining:
-    """A field, how many values it has in so many rewards, and the share of their variance between these."""
+    """A field, its number of values, the number of rewards, and the variance share between values."""
 
     field: str
     values: int
@@ -232,20 +232,20 @@ class Explaining:
 
 
 def explaining(store: Store) -> Explaining | None:
-    """The field of `meta` that explains the most; None where none does clearly, and of rewards that are
-    relative to a field already. A field has two rewards a value at least, on average."""
-    by_field: dict[str, dict[Any, Statistics]] = {}
+    """Find the field of `meta` that explains the most variance; None if none clearly does, or if rewards are
+    centered already. Only fields with at least two rewards per value, on average, qualify."""
+    fields: dict[str, dict[Any, Statistics]] = {}
     for sample in islice(store.samples(scored=True), MOST):
         if "normalizer" in sample.meta:
             return None
         assert sample.reward is not None
         for name, value in sample.meta.items():
-            if isinstance(value, str | int) and name not in OF_RESPONSES:
-                by_field.setdefault(name, {}).setdefault(value, Statistics()).add(sample.reward)
-    found = []
-    for name, values in by_field.items():
+            if isinstance(value, str | int) and name not in RESPONSE_KEYS:
+                fields.setdefault(name, {}).setdefault(value, Statistics()).add(sample.reward)
+    candidates = []
+    for name, values in fields.items():
         rewards = sum(each.count for each in values.values())
         components = Components.of(values.values())
         if 2 * len(values) <= rewards and components.surprise > CLEAR and components.share >= LEAST:
-            found.append(Explaining(name, len(values), rewards, components.share))
-    return max(found, key=lambda each: each.share, default=None)
+            candidates.append(Explaining(name, len(values), rewards, components.share))
+    return max(candidates, key=lambda each: each.share, default=None)

@@ -1,5 +1,5 @@
-"""The responses of a log with their log-probs under a model that may not have written them, and what it, and
-a reference, say of them: ranking, coverage, weights, β."""
+"""Log-probs of a log's responses under a model that may not have written them, and the measurements that
+follow from these and a reference's: ranking, coverage, weights, β."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from agro.train.measure import summary
 from agro.train.step import TOKENS, MicroBatch, Passes, streams_of
 from agro.types import Sample
 
-LIMIT = 1000  # prompts that are measured, unless more are asked for
+LIMIT = 1000  # default number of prompts to measure
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a model says of the responses of some groups, by the keys of `agro check --json`: shares, nats and
-    β; None where unknown. `total`: groups of the store; `examples`: a sample that was dropped, by reason."""
+    """A model's measurements of some groups, by the keys of `agro check --json`: shares, nats and β; None
+    where unknown. `total`: number of groups in the store; `examples`: one dropped sample per reason."""
 
     values: dict[str, Any]
     total: int
@@ -45,20 +45,20 @@ class Measurements:
 def measure(
     store: Store, policy: Policy, reference: Policy | None = None, limit: int | None = LIMIT
 ) -> Measurements:
-    """Measure up to `limit` groups, every so many in the order of the store, and the judged pairs in them.
+    """Measure up to `limit` groups, evenly spaced in the order of the store, and the judged pairs in them.
 
-    `auc`: in groups of unequal rewards, how often log π/π_ref (without a reference log π) ranks the better of
-    two responses higher, where equal ones count one half. `ranked_share`: of judged pairs those whose winner
-    has at least the log π of the loser (ranking accuracy, arXiv 2405.19534). `policy_coverage`: π of all
-    distinct responses to a prompt together. `ess`: (Σw)² / Σw² over the number of responses with known log μ,
-    w = π/μ. `beta`: at which β times the log-ratio differs as much as the rewards, by group; without a
-    reference the optimum's log-ratios then differ as much as the model's log-probs do now.
+    `auc`: in groups of unequal rewards, how often log π/π_ref (log π without a reference) ranks the better of
+    two responses higher, with ties counted as one half. `ranked_share`: share of judged pairs whose winner
+    has at least the loser's log π (ranking accuracy, arXiv 2405.19534). `policy_coverage`: total π of all
+    distinct responses to a prompt. `ess`: (Σw)² / Σw² over the number of responses with known log μ, w = π/μ.
+    `beta`: the β at which β times the log-ratio varies as much as the rewards, by group; without a reference,
+    at which the optimum's log-ratios vary as much as the model's log-probs do now.
 
-    Raises `Refused` where the two models have different tokenizers.
+    Raises `Refused` if the two models have different tokenizers.
     """
     if reference is not None and reference.fingerprint != policy.fingerprint:
         raise Refused(
-            f"expected a reference with the tokenizer of the model, got another ({reference.name}); use the "
+            f"expected a reference with the model's tokenizer, got another one ({reference.name}); use the "
             "model that training started from"
         )
     total = store.counts().groups
@@ -68,10 +68,10 @@ def measure(
     log = RescoredLog.of(samples, policy)
     logp, rewards, lengths = log.totals, log.rewards, log.lengths
     number = {prompt: i for i, prompt in enumerate(prompts)}
-    prompt_of = np.array([number[of[0].prompt_id] for of in log.responses], np.int64)
+    prompt_of = np.array([number[rows[0].prompt_id] for rows in log.responses], np.int64)
     groups = [np.flatnonzero(prompt_of == i) for i in np.unique(prompt_of)]
-    scored = [of[~np.isnan(rewards[of])] for of in groups]
-    unequal = [of for of in scored if len(of) and np.ptp(rewards[of])]
+    scored = [rows[~np.isnan(rewards[rows])] for rows in groups]
+    unequal = [rows for rows in scored if len(rows) and np.ptp(rewards[rows])]
     ref_logp, score, name = np.full(len(logp), np.nan), logp, "log π"
     if reference is not None:
         ref_logp = RescoredLog.of(samples, reference).totals
@@ -81,16 +81,16 @@ def measure(
     auc, best, worst, balance = _by_group(unequal, rewards, score, per_token)
     ranked = summary("auc", auc)
     low, middle, high = np.quantile(balance, (0.25, 0.5, 0.75)).tolist() if len(balance) else [None] * 3
-    texts = ["".join(sample.response for sample in of) for of in log.responses]
+    texts = ["".join(sample.response for sample in rows) for rows in log.responses]
     repeats = are_repeats(f"{i} {text}" for i, text in zip(prompt_of, texts, strict=True))
     mass = np.where(np.array(repeats, bool), 0.0, np.exp(logp))
     log_w = logp - log.behavior
     log_w = log_w[np.isfinite(log_w)]
     ess = Weights.of(log_w).ess / len(log_w) if len(log_w) else None
-    place = {sample.id: i for i, of in enumerate(log.responses) for sample in of}
-    pairs = [(place.get(p.winner), place.get(p.loser)) for p in store.pairs() if not p.is_tie]
+    position = {sample.id: i for i, rows in enumerate(log.responses) for sample in rows}
+    pairs = [(position.get(p.winner), position.get(p.loser)) for p in store.pairs() if not p.is_tie]
     winner, loser = np.array([pair for pair in pairs if None not in pair], np.int64).reshape(-1, 2).T
-    # Stored responses to the prompts of unequal groups, of which some can't be read or have no reward.
+    # Count all stored responses, including those that are unreadable or unscored.
     ids = {(number[s.prompt_id], s.id if s.episode is None else s.episode) for s in samples}
     stored = np.bincount([i for i, _ in ids], minlength=len(prompts))
     values = {
@@ -98,7 +98,7 @@ def measure(
         "auc": ranked.get("auc"),
         "auc_se": ranked["auc_se"] if len(auc) > 1 else None,
         "auc_groups": len(auc),
-        "auc_dropped": sum(int(stored[prompt_of[of[0]]]) - len(of) for of in unequal),
+        "auc_dropped": sum(int(stored[prompt_of[rows[0]]]) - len(rows) for rows in unequal),
         "invalid": dict(log.dropped),
         "template": (policy.chat.template.abilities() if policy.tokenizer.chat_template else {}) or None,
         "ranked_share": _mean(logp[winner] >= logp[loser]),
@@ -111,7 +111,7 @@ def measure(
         "ref_logp_per_token": _mean(ref_logp / lengths),
         "best_logp_per_token": _mean(best),
         "worst_logp_per_token": _mean(worst),
-        "policy_coverage": _mean(np.array([mass[of].sum() for of in groups]).clip(max=1.0)),
+        "policy_coverage": _mean(np.array([mass[rows].sum() for rows in groups]).clip(max=1.0)),
         "ess": ess,
         "concentrability": None if ess is None else 1 / ess,
         "ess_responses": len(log_w),
@@ -123,16 +123,16 @@ def measure(
 def _by_group(
     unequal: Sequence[NDArray[np.int64]], rewards: Values, score: Values, per_token: Values
 ) -> tuple[Values, Values, Values, Values]:
-    """The AUC of each group of unequal rewards, the log π of a token of all best and of all worst responses,
-    and the β of each group."""
+    """Return the AUC of each group of unequal rewards, log π per token of all best and of all worst
+    responses, and the β of each group."""
     auc, best, worst, balance = [], [np.empty(0)], [np.empty(0)], []
-    for of in unequal:
-        lead = (score[of, None] - score[of])[rewards[of, None] > rewards[of]]
+    for rows in unequal:
+        lead = (score[rows, None] - score[rows])[rewards[rows, None] > rewards[rows]]
         auc.append(np.where(lead == 0, 0.5, lead > 0).mean())
-        best.append(per_token[of[rewards[of] == rewards[of].max()]])
-        worst.append(per_token[of[rewards[of] == rewards[of].min()]])
-        if score[of].std() > 0:
-            balance.append(rewards[of].std() / score[of].std())
+        best.append(per_token[rows[rewards[rows] == rewards[rows].max()]])
+        worst.append(per_token[rows[rewards[rows] == rewards[rows].min()]])
+        if score[rows].std() > 0:
+            balance.append(rewards[rows].std() / score[rows].std())
     return np.array(auc, np.float64), np.concatenate(best), np.concatenate(worst), np.array(balance)
 
 
@@ -141,34 +141,34 @@ def _mean(values: NDArray[Any]) -> float | None:
     return float(finite.mean()) if len(finite) else None
 
 
-TOGETHER = 64  # samples in one batch
+BATCH = 64  # samples
 
 
 def streams_along(
     policy: Policy, samples: Sequence[Sample], want: Sequence[str], reference: Policy | None = None
 ) -> dict[str, list[NDArray[np.float64]]]:
-    """By stream and sample the values at the tokens that its author chose, [A] each.
+    """Compute streams at the tokens that each sample's author chose, as arrays [A] by stream and sample.
 
-    `samples` are encoded. `want`: as of `Policy.streams`; "kl" is exact, from `reference`.
+    `samples`: encoded. `want`: as for `Policy.streams`; "kl" is exact, with respect to `reference`.
     """
     passes = Passes(MicroBatch(tokens=TOKENS))
-    found: dict[str, list[NDArray[np.float64]]] = {name: [] for name in want}
-    for start in range(0, len(samples), TOGETHER):
-        batch = collate(samples[start : start + TOGETHER], 0).to(policy.device)
+    values: dict[str, list[NDArray[np.float64]]] = {name: [] for name in want}
+    for start in range(0, len(samples), BATCH):
+        batch = collate(samples[start : start + BATCH], 0).to(policy.device)
         streams = streams_of(policy, batch, want, passes, reference)
         for name in want:
             rows = zip(streams[name], batch.mask, strict=True)
-            found[name] += [row[chosen].double().cpu().numpy() for row, chosen in rows]
-    return found
+            values[name] += [row[chosen].double().cpu().numpy() for row, chosen in rows]
+    return values
 
 
 @dataclass(frozen=True)
 class RescoredLog:
-    """N responses that the model can read; the rows of an episode are one.
+    """N responses that the model can read; the rows of an episode are one response.
 
-    `logp`: by response those of the tokens that its author chose. `clusters`: [N] a number of each prompt's
-    near-copies. `dropped`: samples that the model can't read, by reason; `examples`: of each reason the
-    first, in words.
+    `logp`: log-probs of the tokens that the author chose, by response. `clusters`: [N] labels of the prompts'
+    clusters of near-copies. `dropped`: numbers of unreadable samples, by reason; `examples`: the first
+    message of each reason.
     """
 
     responses: Sequence[Sequence[Sample]]
@@ -179,47 +179,47 @@ class RescoredLog:
 
     @classmethod
     def of(cls, log: Sequence[Sample], policy: Policy) -> RescoredLog:
-        """All is empty where the model can read none."""
+        """Score a log. The result is empty if the model can read no sample."""
         valid = select_valid(DrawnGroups(list(log)), policy.encoder, None, ())
         samples = [sample.replace(learn=None) for sample in valid.samples]  # all that the author chose
-        of_sample = streams_along(policy, samples, ["logp"])["logp"]
+        token_logp = streams_along(policy, samples, ["logp"])["logp"]
         rows: dict[Any, list[int]] = {}
         for i, s in enumerate(samples):
             rows.setdefault((s.prompt_id, i if s.episode is None else s.episode), []).append(i)
-        logp = [np.concatenate([of_sample[i] for i in of]) for of in rows.values()]
-        responses = [[samples[i] for i in of] for of in rows.values()]
-        texts = {of[0].prompt_id: plain(of[0].prompt) for of in responses}
+        logp = [np.concatenate([token_logp[i] for i in members]) for members in rows.values()]
+        responses = [[samples[i] for i in members] for members in rows.values()]
+        texts = {members[0].prompt_id: plain(members[0].prompt) for members in responses}
         labels = clusters(list(texts.values()), DataConfig().near_copies).tolist()
         number = dict(zip(texts, labels, strict=True))
-        of_response = np.array([number[of[0].prompt_id] for of in responses], np.int64)
-        return cls(responses, logp, of_response, valid.dropped, valid.examples)
+        response_labels = np.array([number[members[0].prompt_id] for members in responses], np.int64)
+        return cls(responses, logp, response_labels, valid.dropped, valid.examples)
 
     @property
     def totals(self) -> NDArray[np.float64]:
-        """[N] log-probs of complete responses."""
+        """Log-probs of complete responses, [N]."""
         return np.array([logp.sum() for logp in self.logp], np.float64)
 
     @property
     def behavior(self) -> NDArray[np.float64]:
-        """[N] log-probs under what wrote them, NaN where unknown: also where it sampled from fewer tokens."""
+        """Log-probs under the behavior policy, [N]; NaN if unknown, or if its distribution was truncated."""
         totals = []
-        for of in self.responses:
-            left_out = any(s.truncation or s.kept is not None for s in of)
-            totals.append(math.nan if left_out else sum(_chosen(s, s.behavior_logp).sum() for s in of))
+        for rows in self.responses:
+            is_truncated = any(s.truncation or s.kept is not None for s in rows)
+            totals.append(math.nan if is_truncated else sum(_chosen(s, s.behavior_logp).sum() for s in rows))
         return np.array(totals, np.float64)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[N] in tokens."""
+        """Lengths in tokens, [N]."""
         return np.array([len(logp) for logp in self.logp], np.int64)
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """[N], NaN where unknown."""
-        return np.array([total_reward(of[0]) for of in self.responses], np.float64)
+        """Rewards, [N], NaN where unknown."""
+        return np.array([total_reward(rows[0]) for rows in self.responses], np.float64)
 
     def scored(self) -> RescoredLog:
-        """Those with a reward."""
+        """Keep the responses with a reward."""
         chosen = np.flatnonzero(~np.isnan(self.rewards)).tolist()
         dropped = self.dropped.copy()
         if len(chosen) < len(self.responses):
@@ -233,29 +233,29 @@ class RescoredLog:
         )
 
     def obstacle(self) -> str:
-        """Why nothing can be estimated off-policy from these scored responses; empty where it may be."""
+        """Say why these scored responses allow no off-policy estimate; empty if they may."""
         if not self.responses:
             return "the log has no scored responses"
-        unknown = sum(any(not s.knows_behavior or s.truncation for s in of) for of in self.responses)
+        unknown = sum(any(not s.knows_behavior or s.truncation for s in rows) for rows in self.responses)
         if unknown:
-            of = f"{unknown} of its {len(self.responses)} responses"
-            return f"the log has no log-probs of what wrote it for {of}"
+            rows = f"{unknown} of its {len(self.responses)} responses"
+            return f"the log has no log-probs of what wrote it for {rows}"
         return ""
 
     def logged(self) -> LoggedResponses:
-        """With the log-ratios of their tokens, and rewards of tokens where they came with these."""
+        """Return log-ratios and rewards per token. A response's other reward comes with its last token."""
         lengths = self.lengths
         ratios, rewards = np.zeros((2, len(lengths), lengths.max()))
-        for i, (of, logp) in enumerate(zip(self.responses, self.logp, strict=True)):
-            ratios[i, : lengths[i]] = logp - np.concatenate([_chosen(s, s.behavior_logp) for s in of])
-            by_token = np.concatenate([_chosen(s, s.token_reward) for s in of])
-            rewards[i, : lengths[i]] = np.nan_to_num(by_token)
-            rewards[i, lengths[i] - 1] += of[0].reward or 0.0
+        for i, (rows, logp) in enumerate(zip(self.responses, self.logp, strict=True)):
+            ratios[i, : lengths[i]] = logp - np.concatenate([_chosen(s, s.behavior_logp) for s in rows])
+            token_rewards = np.concatenate([_chosen(s, s.token_reward) for s in rows])
+            rewards[i, : lengths[i]] = np.nan_to_num(token_rewards)
+            rewards[i, lengths[i] - 1] += rows[0].reward or 0.0
         return LoggedResponses(ratios, rewards, lengths, self.clusters)
 
 
 def _chosen(sample: Sample, values: NDArray[Any] | None) -> NDArray[np.float64]:
-    """Values at the tokens that the author chose; NaN where unknown."""
+    """Select values at the tokens that the author chose; NaN where unknown."""
     assert sample.action is not None
     if values is None:
         return np.full(int(sample.action.sum()), np.nan)

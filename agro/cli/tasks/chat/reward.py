@@ -1,8 +1,8 @@
-"""The reward. To messages a completion is a list of messages too: its text is the content of the last one."""
+"""The reward. With messages as prompts a completion is a list of messages; the last one has the text."""
 
 
 def larger(completions: list[list[dict[str, str]]], answer: list[str], **columns: object) -> list[float]:
-    """1 for the answer alone, ½ where more follows it, else 0."""
+    """Return 1 for the answer alone, ½ for the answer with more text behind it, else 0."""
     return [score(messages[-1]["content"], wanted) for messages, wanted in zip(completions, answer)]
 
 
@@ -12,4 +12,4 @@ def score(text: str, wanted: str) -> float:
     return 0.5 if text.startswith(wanted) else 0.0
 
 
-larger.maximum = 1.0  # type: ignore[attr-defined]  # from here on a response passes in `agro eval`
+larger.maximum = 1.0  # type: ignore[attr-defined]  # the reward with which a response passes in `agro eval`

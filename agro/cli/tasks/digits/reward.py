@@ -1,13 +1,13 @@
-"""The reward. Change it and train again: this is what the model will do."""
+"""The reward. Change it and train again: the model learns what it rewards."""
 
 
 def prefix(completions: list[str], answer: list[str], **columns: object) -> list[float]:
-    """How far each response agrees with the answer, from its start: 1 for all of it."""
+    """Return the share of the answer that each response begins with: 1 for all of it."""
     return [matched(text, right) / len(right) for text, right in zip(completions, answer)]
 
 
 def matched(text: str, right: str) -> int:
-    """Characters of `right` that `text` begins with; 0 for a text that is longer."""
+    """Count the characters of `right` that `text` begins with; 0 for a longer text."""
     if len(text) > len(right):
         return 0
     length = 0
@@ -16,4 +16,4 @@ def matched(text: str, right: str) -> int:
     return length
 
 
-prefix.maximum = 1.0  # type: ignore[attr-defined]  # from here on a response passes in `agro eval`
+prefix.maximum = 1.0  # type: ignore[attr-defined]  # the reward with which a response passes in `agro eval`

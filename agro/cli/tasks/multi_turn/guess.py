@@ -1,18 +1,18 @@
-"""The environment. It answers each guess, and gives the reward."""
+"""The environment. It answers each guess and returns the reward."""
 
 from agro.rollout.envs import Turn
 from agro.types import Prompt
 
 
 class Guess:
-    """Find a digit: the answer to a guess is < where it was too high, and > where it was too low."""
+    """Find a digit: the answer to a guess is < if it was too high, and > if it was too low."""
 
     name = "guess"
     stop = tuple("0123456789")  # a turn ends with its first digit
-    maximum = 1.0  # of an episode's reward: from here on an episode passes in `agro eval`
+    maximum = 1.0  # the reward with which an episode passes in `agro eval`
 
     def reset(self, prompt: Prompt) -> int:
-        return int(prompt.columns["secret"])  # the state of an episode, which `step` gets
+        return int(prompt.columns["secret"])  # the state, which `step` receives
 
     def step(self, state: int, text: str) -> Turn:
         if not text.isdecimal():

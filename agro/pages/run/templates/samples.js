@@ -1,23 +1,23 @@
-// Search, filter and compare the responses to held-out prompts. The page reads without it.
+// Search, filter and compare the responses to held-out prompts. The page is readable without it.
 (() => {
   const state = {text: '', kind: 'all', low: '', high: '', step: null, difference: true, at: -1};
-  const WORDS = 500; // of a text that is compared word by word; longer ones are shown as they are
+  const WORDS = 500; // longest text that is compared; longer ones are shown without differences
   const find = (selector, inside = document) => inside.querySelector(selector);
   let data = null;
 
   const shown = index => data.responses[index][state.step];
   const words = text => text.split(/(\s+)/);
   const element = (name, text) => {
-    const made = document.createElement(name);
-    made.textContent = text;
-    return made;
+    const node = document.createElement(name);
+    node.textContent = text;
+    return node;
   };
 
-  // What differs of two texts, word by word, or where they have no word in common by characters.
+  // Differences of two texts by words, or by characters if they have no word in common.
   const difference = (before, after) =>
     common(words(before), words(after)) ?? common([...before], [...after]) ?? [[null, after]];
 
-  // The longest common subsequence of two lists, as pieces: [element's name or null, text]; null for none.
+  // Pieces of two lists by their longest common subsequence, [element name or null, text]; null if it is empty.
   const common = (a, b) => {
     if (a.length > WORDS || b.length > WORDS) return null;
     const longest = Array.from({length: a.length + 1}, () => new Uint16Array(b.length + 1));
@@ -69,10 +69,10 @@
     find('.now .turns', article).replaceChildren(...turns.filter((_, i) => parts[i] || parts.length === 1));
   };
 
-  // A turn of the policy with its difference to the start's, or, at odd places, one of the environment, folded.
-  const turn = (part, place, before) => {
+  // A turn of the policy with its difference to the start, or, at odd positions, a folded turn of the environment.
+  const turn = (part, position, before) => {
     const text = element('pre', '');
-    if (place % 2 === 0) {
+    if (position % 2 === 0) {
       const pieces = part === before ? [[null, part]] : difference(before, part);
       text.replaceChildren(...pieces.map(([name, piece]) => name ? element(name, piece) : piece));
       return text;
@@ -152,5 +152,5 @@
     if (action) { event.preventDefault(); action(); }
   });
   document.addEventListener('DOMContentLoaded', apply);
-  document.addEventListener('replaced', apply); // by the page of a run that still trains
+  document.addEventListener('replaced', apply); // by live.js
 })();
