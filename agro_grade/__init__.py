@@ -12,6 +12,6 @@
         case = Case(tests=("assert add(1, 2) == 3",))
         grader.grade("def add(a, b): return a + b", case).passed  # 1.0
 
-All modules but `rewards`, which makes rewards of agro of them, import the standard library alone, and
-math-verify (SymPy) where two answers need it.
+All modules except `rewards`, which turns the graders into agro's rewards, import only the standard library,
+and math-verify (SymPy) if a comparison needs it.
 """

@@ -1,4 +1,4 @@
-"""What a solution concludes, also after a phrase or by a pattern, and a canonical form of answers.
+"""Extract a solution's conclusion, or the answer after a marker, and normalize answers.
 
 Standard library only.
 """
@@ -9,7 +9,7 @@ import re
 
 MARKER = "the final answer is"
 _BEFORE_ANSWER = re.compile(r"[\s:=]*(?:(?:\*\*|__)(?=[\s:=]))?[\s:=]*")  # "**The final answer is:** 18"
-MARKUPS = 12  # around an answer, one in the other, that are removed
+MARKUPS = 12  # the most nested markups removed around an answer
 _BRACE = re.compile(r"\\boxed\s*\{|(?<!\\)[{}]")
 _REPLACES = re.compile(
     r"(?<!\d)[.!?]\s|\b(?:actually|but|hence|however|no|not|so|then|therefore|thus|wait)\b", re.IGNORECASE
@@ -63,7 +63,7 @@ def is_cut_in_box(text: str) -> bool:
 
 
 def _boxes(text: str) -> tuple[list[tuple[int, int, int]], int | None]:
-    """Those of `boxes`, and the start of the last one that isn't closed."""
+    """The boxes of `boxes`, and the start of the last unclosed box."""
     if r"\boxed" not in text:
         return [], None
     unclosed, spans = list[re.Match[str]](), list[tuple[int, int, int]]()
@@ -119,7 +119,7 @@ def _is_pair(inner: str, opening: str, closing: str) -> bool:
 
 
 def _number(text: str) -> str | None:
-    """A decimal number in its canonical form; None of another text."""
+    """A decimal number in its canonical form; None for other text."""
     match = _NUMBER.fullmatch(text)
     if not match or not (match[2] or match[3]):
         return None
@@ -131,8 +131,8 @@ def _number(text: str) -> str | None:
 
 
 def after_marker(text: str, marker: str = MARKER) -> str | None:
-    """The text after the last `marker`, to the end of its line or on the next nonempty line; None without
-    one.
+    """The text after the last `marker`, to the end of its line, or the next nonempty line; None without a
+    marker.
 
     Case is ignored. A marker that starts with a letter or digit starts a word: "A:" isn't in "area:".
     """
@@ -145,7 +145,7 @@ def after_marker(text: str, marker: str = MARKER) -> str | None:
 
 
 def matches(conclusion: str | None, answer: str) -> float:
-    """1.0 where the text `conclusion` in a response is the `answer`, else 0.0.
+    """1.0 if `conclusion`, a text from a response, is the `answer`, else 0.0.
 
     Further sentences on the line are ignored: "18. I hope it is correct." is the answer 18.
     """

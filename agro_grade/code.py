@@ -17,13 +17,13 @@ from typing import Any, Self
 
 from agro_grade.sandbox import Guest, GuestEnded, Level, LocalSandbox, Sandbox, Session
 
-GRACE = 10.0  # seconds that tests may take beside the program
-READING = 2.0  # seconds in which they read a value of the program's, at least: it may be made to take hours
+GRACE = 10.0  # seconds that tests may take in addition to the program
+READING = 2.0  # least seconds for tests to read a program's value, which may be built to take hours
 
 
 @dataclass(frozen=True)
 class Case:
-    """What judges programs: tests that call their functions, or (input, output) of their main programs."""
+    """Tests that call a program's functions, or (input, output) pairs of its main program."""
 
     setup: str = ""  # code before the program and before the tests
     arrangement: str = ""  # code after the program and before the tests
@@ -33,18 +33,18 @@ class Case:
 
     @classmethod
     def of(cls, columns: Mapping[str, Any], prompt: Any = None) -> Self:
-        """From the columns `tests`, `entry_point` and `setup`, or those of HumanEval (`test`, and the prompt
-        as setup), MBPP (`test_list`, `test_setup_code`), or `inputs` and `outputs`.
+        """The case in the columns `tests`, `entry_point` and `setup`, those of HumanEval (`test`, and the
+        prompt as setup) or MBPP (`test_list`, `test_setup_code`), or `inputs` and `outputs`.
 
-        Raises `LookupError` where they have no test.
+        Raises `LookupError` if they have no test.
         """
         tests = columns.get("tests") or columns.get("test_list")
         setup = columns.get("setup") or ""
         arrangement = columns.get("test_setup_code") or ""
         entry_point = columns.get("entry_point")
         if not tests and columns.get("test") and entry_point:  # HumanEval's check(candidate)
-            given = columns.get("setup", prompt)
-            setup = given if isinstance(given, str) else ""
+            preamble = columns.get("setup", prompt)
+            setup = preamble if isinstance(preamble, str) else ""
             tests = [f"{columns['test']}\ncheck({entry_point})"]
         tests = [tests] if isinstance(tests, str) else tests or []
         texts = [*tests, setup, arrangement, "" if entry_point is None else entry_point]
@@ -65,30 +65,30 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """On one program. `failures`: of each test why it fails, or None. `problem`: why the tests can't judge
-    it, where they can't."""
+    """The verdict on one program. `failures`: for each test why it fails, or None. `problem`: why the tests
+    can't judge the program, or empty."""
 
     failures: tuple[str | None, ...] = ()
     problem: str = ""
 
     @property
     def passed(self) -> float | None:
-        """The share of tests that pass; None where that is unknown."""
+        """The share of tests that pass; None if unknown."""
         return None if self.problem else self.failures.count(None) / len(self.failures)
 
 
 class ProgramGrader:
-    """Runs programs and their tests in sandboxes. It must not be closed while it grades."""
+    """Run programs and their tests in sandboxes. Don't close the grader while it grades."""
 
     def __init__(
         self, sandbox: Sandbox, judges: LocalSandbox, *, timeout: float = 10.0, workers: int = 1
     ) -> None:
         """
         Args:
-            sandbox: of the programs.
-            judges: of their tests.
+            sandbox: runs the programs.
+            judges: runs their tests.
             timeout: seconds a program may take for all tests.
-            workers: programs at a time.
+            workers: programs graded at a time.
         """
         self.sandbox, self.timeout = sandbox, timeout
         self._judges = judges
@@ -99,7 +99,7 @@ class ProgramGrader:
 
     @classmethod
     def local(cls, level: Level = "full", *, timeout: float = 10.0, workers: int = 1) -> Self:
-        """On this machine. Raises `NoSandbox` where it can't stop what the level has to."""
+        """A grader on this machine. Raises `NoSandbox` if it can't stop what the level must."""
         sandbox = LocalSandbox.probed(level)
         return cls(sandbox, sandbox, timeout=timeout, workers=workers)
 
@@ -107,7 +107,7 @@ class ProgramGrader:
         return self.grade_all([response], [case])[0]
 
     def grade_all(self, responses: Sequence[str], cases: Sequence[Case]) -> list[Verdict]:
-        """Of each response whether its program passes the tests of its case."""
+        """The verdict on each response's program by the tests of its case."""
         return list(self._threads.map(self._grade, responses, cases))
 
     def close(self) -> None:
@@ -118,14 +118,14 @@ class ProgramGrader:
                 judge.close()
 
     def _grade(self, response: str, case: Case) -> Verdict:
-        first: dict[str, Any] = {
+        opening: dict[str, Any] = {
             "source": last_block(response),
             "setup": case.setup,
             "arrangement": case.arrangement,
         }
-        first |= {"role": "program", "entry_point": case.entry_point}
+        opening |= {"role": "program", "entry_point": case.entry_point}
         try:
-            with closing(_Program(self.sandbox, first, self.timeout)) as program:
+            with closing(_Program(self.sandbox, opening, self.timeout)) as program:
                 failures = [program.failure(*run) for run in case.runs]
                 if case.tests:
                     try:
@@ -139,7 +139,7 @@ class ProgramGrader:
 
     @contextmanager
     def _judge(self) -> Iterator[Guest]:
-        """A process for tests, kept for the next ones unless something goes wrong."""
+        """A process for tests, reused for the next tests unless something goes wrong."""
         judge = self._idle.get()
         try:
             if judge is None:
@@ -155,24 +155,24 @@ class ProgramGrader:
 
 
 class _Unfit(Exception):
-    """The tests can't say anything about the program."""
+    """The tests can't judge the program."""
 
 
 class _Unreadable(Exception):
-    """The process of the tests ended, or took too long, as it read a value of the program's."""
+    """The tests' process ended, or took too long, while it read a value of the program."""
 
 
 class _Program:
-    """A program in a sandbox. After its end, each request has the cause of it as its error."""
+    """A program in a sandbox. Once it has ended, each request returns the cause as its error."""
 
-    def __init__(self, sandbox: Sandbox, first: Mapping[str, Any], timeout: float) -> None:
-        self._sandbox, self._first = sandbox, first
+    def __init__(self, sandbox: Sandbox, opening: Mapping[str, Any], timeout: float) -> None:
+        self._sandbox, self._opening = sandbox, opening
         self._session: Session | None = None
         self.deadline = time.monotonic() + timeout
         self._end: str | None = None
 
     def call(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """{"value": text} or {"error": [type, text]}. No value is read in this process."""
+        """{"value": text} or {"error": [type, text]}. This process reads no values."""
         if self._end is None:
             try:
                 return self._answer(request)
@@ -182,7 +182,7 @@ class _Program:
         return {"error": ["RuntimeError", self._end]}
 
     def failure(self, stdin: str, expected: str) -> str | None:
-        """Why what it prints isn't what is expected, but for white space at the ends of lines."""
+        """Why the output differs from the expected one, ignoring white space at line ends."""
         reply = self.call({"stdin": stdin})
         if "error" in reply:
             return ": ".join(reply["error"])
@@ -197,8 +197,8 @@ class _Program:
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if self._session is None:
-            self._session = self._sandbox.start(self._first)
-        number = secrets.token_hex(8)  # of this request: what was written before it is no answer
+            self._session = self._sandbox.start(self._opening)
+        number = secrets.token_hex(8)  # the request's id: earlier output isn't its answer
         reply = self._session.ask({"id": number, **request}, self.deadline)
         if reply.get("id") != number or len(reply) != 2:
             raise GuestEnded("it answered another request")
@@ -213,8 +213,8 @@ class _Program:
 
 
 def _judged(judge: Guest, case: Case, program: _Program) -> list[str | None]:
-    """Of each test why it fails, or None. Raises `_Unfit` where the tests fail by themselves, `_Unreadable`
-    where a value of the program's can't be read."""
+    """For each test why it fails, or None. Raises `_Unfit` if the tests themselves fail, `_Unreadable`
+    if they can't read a value of the program."""
     end = program.deadline + GRACE
     message: Mapping[str, Any] = {
         "setup": case.setup,
@@ -224,15 +224,15 @@ def _judged(judge: Guest, case: Case, program: _Program) -> list[str | None]:
     }
     try:
         while True:
-            asked = judge.ask(message, end)
-            if "results" in asked:
-                results = list(asked["results"])
+            reply = judge.ask(message, end)
+            if "results" in reply:
+                results = list(reply["results"])
                 if len(results) != len(case.tests):
                     raise _JudgeEnded(f"expected {len(case.tests)} results of tests, got {len(results)}")
                 return results
-            if "unfit" in asked:
-                raise _Unfit(f"the sample's tests can't be run: {asked['unfit']}")
-            message = program.call(asked)
+            if "unfit" in reply:
+                raise _Unfit(f"the sample's tests can't be run: {reply['unfit']}")
+            message = program.call(reply)
             if "value" in message:
                 judge.write(message, end)
                 try:
@@ -244,11 +244,11 @@ def _judged(judge: Guest, case: Case, program: _Program) -> list[str | None]:
 
 
 class _JudgeEnded(_Unfit):
-    """The process of the tests can't be used again."""
+    """The tests' process can't be reused."""
 
 
 def last_block(response: str) -> str:
-    """The program in a response: its last block of Python, or of no language, else all of it."""
+    """The program in a response: its last code block in Python or without a language, else all of it."""
     lines = response.split("\n")
     opened: int | None = None  # the first line of a block
     language, block = "", slice(None)

@@ -13,8 +13,8 @@ from fractions import Fraction
 from agro_grade import answers
 from agro_grade.numerals import COMPOUND, DATE, Number, digits, moment, number, plain, typography, unit
 
-TAIL = 4000  # characters at a solution's end in which an answer without a box is looked for
-LONGEST = 1000  # characters of an answer for SymPy
+TAIL = 4000  # characters at a solution's end that are searched for an answer without a box
+LONGEST = 1000  # most characters of an answer for SymPy
 
 _MARKER = re.compile(r"\b(?:answer|choice)\b[*_\s]*(?:(?:is|are|equals|was)\b|=|:)[*_:=\s]*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<![A-Z.])[.!?](?=[\s*]|$)|\n")
@@ -88,7 +88,7 @@ _REALS = re.compile(
 )
 _JOINED = re.compile(r"\s*(?:[,;]|\band\b|\bor\b)[\s,;]*(?:\b(?:and|or)\s+)?|\s+(?=[A-Za-z]\s*=)")
 _POINT = re.compile(r"(?:\(([a-z](?:,\s*[a-z])+)\)\s*=\s*)?\(([^()]*)\)")
-# What no expression has: a word, or marks such as 5' and 5..6. math-verify takes the number beside them.
+# No expression contains a word, or marks such as 5' and 5..6. math-verify reads the number next to them.
 _UNREADABLE = re.compile(
     r"\d\s*:\s*\d+\s*:\s*\d|\b(?!(?:sin|cos|tan|log|exp|sqrt|mod|print|and)\b)[A-Z]?[a-z]{3,}\b|\d'|\d\.\.\d|\d\s*–\s*\d|\d\s*[-+]$"
     r"|\d \d+ \d"
@@ -127,7 +127,7 @@ class Final:
 
     `text`: the answer. `source`: the answer with its markup, for math-verify. `is_denied`: the solution
     denies it, only bounds it, or states it under one of several conditions: "not 5", "5 is wrong", "less than
-    5", "5 if x > 0, otherwise 6". `direction`: the place in `_DIRECTIONS` of the last such word near it.
+    5", "5 if x > 0, otherwise 6". `direction`: the index in `_DIRECTIONS` of the last such word near it.
     """
 
     text: str
@@ -144,8 +144,8 @@ class Final:
 
 
 def final(solution: str, *, may_be_cut: bool = True) -> Final:
-    """The final answer of a solution, with its direction: see `_stated`. One that is cut within its last box
-    has none; the answers of some data sets have a box that isn't closed."""
+    """The final answer of a solution, with its direction: see `_stated`. A solution truncated within its last
+    box has none; answers of some datasets have an unclosed box."""
     if may_be_cut and answers.is_cut_in_box(answers.conclusion(solution)):
         return Final("", "")
     answer = _stated(solution)
@@ -191,7 +191,7 @@ def _as_text(match: re.Match[str]) -> str:
 
 
 def _name_set(answer: Final) -> Final:
-    """`answer`, or the symbol of the empty set or of the real numbers where it says it in words."""
+    """`answer`, or the symbol of the empty set or of the real numbers if it names one in words."""
     if len(answer.text) > NEAR or re.search(r"\d", answer.text):
         return answer
     phrase = plain(answer.text).strip(" .$").lower()
@@ -211,7 +211,7 @@ def _unboxed(text: str) -> Final:
 
 
 def _formula(text: str) -> Final | None:
-    """The last formula between delimiters, or a number after it; None where it is one of several."""
+    """The last formula between delimiters, or a number after it; None if it is one of several."""
     spans = list(_SPAN.finditer(text))
     if not spans:
         return None
@@ -222,7 +222,7 @@ def _formula(text: str) -> Final | None:
     if is_one_of_several or "\\" in suffix:
         return None
     suffix = _ROUNDED.sub("", suffix[:NEAR]) + suffix[NEAR:]
-    if re.search(r"(?<!\^)(?<!\^\{)\d", suffix):  # but for the power of a unit
+    if re.search(r"(?<!\^)(?<!\^\{)\d", suffix):  # except the power of a unit
         return _last_number(text)
     content = next(group for group in formula.groups() if group).strip()
     tail = _tail(suffix)
@@ -260,8 +260,8 @@ def _last_number(text: str) -> Final | None:
     for enclosing in (*_TUPLES.finditer(text), *DATE.finditer(text), *amounts):
         if enclosing.start() <= start < enclosing.end():
             start, end = enclosing.span()
-    while earlier := _BEFORE_NUMBER.search(text, max(0, start - 50), start):
-        start = earlier.start()
+    while preceding := _BEFORE_NUMBER.search(text, max(0, start - 50), start):
+        start = preceding.start()
     prefix, suffix = text[:start], text[end:]
     answer = (text[start:end] + _SENTENCE_END.split(suffix, maxsplit=1)[0]).strip(" *_")
     sentence = _SENTENCE_END.split(prefix)[-1] + answer
@@ -289,7 +289,7 @@ def _tail(suffix: str) -> str:
 
 
 def compare(response: Final, answer: Final) -> float | None:
-    """1.0 where a response's answer is the sample's, 0.0 where it isn't, None where SymPy has to decide."""
+    """1.0 if a response's answer is the sample's, 0.0 if it isn't, None if SymPy must decide."""
     if max(len(response.text), len(answer.text)) > TAIL:
         return float(response == answer) or None
     if response.is_opposite(answer) or _is_only_near(response.text, answer.text):
@@ -317,14 +317,14 @@ def compare(response: Final, answer: Final) -> float | None:
 
 
 def _is_only_near(response: str, answer: str) -> bool:
-    """Whether a response rounds (≈ 4) where the answer is an exact number."""
+    """Whether a response rounds (≈ 4) although the answer is an exact number."""
     exact = number(plain(answer))
     is_rounded = _NEARLY.match(response) and not _NEARLY.match(answer)
     return bool(is_rounded and exact and not exact.places)
 
 
 def _compare_choices(response: Final, candidate: str, expected: str) -> float | None:
-    """Whether a response chooses what a multiple choice expects; None where no choice is expected."""
+    """Whether a response chooses the expected option of a multiple choice; None if none is expected."""
     letter = _LETTER.fullmatch(expected)
     if letter:
         return float(_choice(candidate) == (letter[1] or letter[2]).upper())
@@ -339,8 +339,8 @@ def _compare_choices(response: Final, candidate: str, expected: str) -> float | 
 
 
 def _joined_alike(candidate: str, expected: str) -> tuple[str, str]:
-    """Both with one sign between the numbers of a ratio (3 to 5) or of a range (10-20), where `expected` is
-    one."""
+    """Both texts with one sign between the numbers of a ratio (3 to 5) or of a range (10-20), if `expected`
+    is one."""
     if _RATIO.fullmatch(expected):
         candidate = re.sub(r"(?<=\d) to (?=\d)", ":", candidate)
     elif _RANGE.search(expected) and not re.search(r"\d\s*-", expected):
@@ -349,7 +349,7 @@ def _joined_alike(candidate: str, expected: str) -> tuple[str, str]:
 
 
 def _lowest_terms(text: str) -> list[int] | None:
-    """The terms of a ratio of three or more numbers, 2, 3, 4 of 4:6:8; None of another text."""
+    """The terms of a ratio of three or more numbers, 2, 3, 4 for 4:6:8; None for other text."""
     if not re.fullmatch(r"\d+(?:\s*:\s*\d+){2,}", text):
         return None
     terms = [int(term) for term in text.split(":")]
@@ -364,7 +364,7 @@ def _last_unit(text: str) -> str | None:
 
 
 def _compare_numbers(candidate: str, expected: str) -> float | None:
-    """Whether two numbers, lists of numbers, times or dates are equal; None where one is none of these."""
+    """Whether two numbers, lists of numbers, times or dates are equal; None if one is none of these."""
     day, other = moment(expected), moment(candidate)
     if day and (day.is_complete or (other and other.is_complete)):
         return float(other is not None and other.equals(day))
@@ -384,7 +384,7 @@ def _compare_numbers(candidate: str, expected: str) -> float | None:
 
 
 def _readings(text: str) -> list[Number]:
-    """The number that a text is. Two, if it is an exact one and what it rounds to: "1/3, about 0.33"."""
+    """The number in a text; two for an exact number and its rounding: "1/3, about 0.33"."""
     parts = [number(_NAMED.sub("", part, count=1)) for part in _APPROXIMATION.split(text)]
     numbers = [part for part in parts if part is not None]
     if len(parts) == 1:
@@ -435,7 +435,7 @@ def _several(text: str) -> list[Number] | None:
 def _solutions(text: str) -> set[frozenset[tuple[str, Fraction]]] | None:
     """The solutions in several unknowns of a list such as "p = 5, q = 2; p = 7, q = 2", in any order.
 
-    A name that comes a second time starts the next solution.
+    A repeated name starts the next solution.
     """
     solutions: list[dict[str, Fraction]] = [{}]
     for item in _JOINED.split(text.replace(r"\quad", " ").strip()):
@@ -452,14 +452,14 @@ def _solutions(text: str) -> set[frozenset[tuple[str, Fraction]]] | None:
 
 
 def _has_order(text: str, numbers: list[Number]) -> bool:
-    """Whether a list's order means something: three or more numbers that neither rise nor fall."""
+    """Whether a list's order matters: three or more numbers that neither rise nor fall."""
     values = [number.value for number in numbers]
     is_bare = not re.search(r"[{}=]|\bor\b", text)
     return is_bare and len(values) > 2 and sorted(values) not in (values, values[::-1])
 
 
 def _same(several: list[Number], expected: list[Number], *, ordered: bool) -> bool:
-    """Whether each of the expected numbers is in the list once, and no other is; `ordered`: as given."""
+    """Whether the list has each expected number once and no other; `ordered`: in the same order."""
     if ordered:
         pairs = zip(several, expected, strict=False)
         return len(several) == len(expected) and all(number.equals(answer) for number, answer in pairs)
@@ -473,13 +473,13 @@ def _same(several: list[Number], expected: list[Number], *, ordered: bool) -> bo
 
 
 def _squeeze(text: str) -> str:
-    """`text` without white space and braces that change nothing: x^{2} + 1 is x^2+1."""
+    """`text` without needless white space and braces: x^{2} + 1 is x^2+1."""
     text = answers.normalize(text) if "!" not in text else text
     return _NEEDLESS.sub("", _BRACED.sub(r"\1\2", text))
 
 
 def _choice(text: str) -> str | None:
-    """The letter of a multiple choice; None where it is denied."""
+    """The letter of a multiple choice; None if it is denied."""
     text = text.strip(" .*")
     letter = _CHOICE.fullmatch(text)
     options = list(_OPTION.finditer(text))
@@ -506,7 +506,7 @@ def _without_articles(text: str) -> str:
     return re.sub(r"\b(?:an?|the) ", "", text.lower().strip(" .!"))
 
 
-NEAR = 200  # characters around an answer in which it is denied
+NEAR = 200  # characters around an answer that are searched for a denial
 
 _ADVERBS = (
     r"(?:actually|all|also|both|certainly|clearly|definitely|ever|just|necessarily|obviously|possibly|really|simply|"
@@ -517,7 +517,7 @@ _FILLER = (
     rf"number|choice|option|=|:|{_ADVERBS})"
 )
 
-# Before the answer. Only fillers may stand between these words and the answer, which is their object.
+# Before the answer. Only fillers may separate these words from the answer, which is their object.
 _NOT = r"(?:\b(?:not|never|cannot|nor|neither)\b|n['’]t\b|\\neq?(?![a-z])|\\(?:not|lnot|neg)\b|≠|!=)"
 _EXCEPT = (
     r"\b(?:(?:any|every)thing\s+but|except(?:\s+for)?|besides|apart\s+from|excluding|far\s+from|hardly|other\s+than"
@@ -535,7 +535,7 @@ _MULTIPLIED = (
     r"|(?:\d|two|three|four|five|six|seven|eight|nine|ten)\s+times)"
 )
 _OBJECT = re.compile(rf"(?:{_NOT}|{_EXCEPT}|{_MULTIPLIED})(?:\s+{_FILLER})*[\s$*({{\\\[]*$", re.IGNORECASE)
-# These verbs deny a bare number, as in "this rules out 5". With a noun, it is a count: "it rejects 5 items".
+# These verbs deny a bare number, as in "this rules out 5". With a noun it is a count: "it rejects 5 items".
 _DROPS = re.compile(
     r"\b(?:(?:rul(?:e|es|ed|ing)|cross(?:es|ed|ing)?)\s+out"
     r"|(?:exclud|eliminat|discard|dismiss|reject|disprov|refut|contradict)(?:e|es|ed|ing|s)?)"
@@ -546,7 +546,7 @@ _WORD = re.compile("[A-Za-z]")
 _DROPPED = (
     r"(?:(?:ruled|crossed|thrown)\s+out|excluded|eliminated|discarded|dismissed|rejected|disproved|refuted)"
 )
-# A clause that denies what follows it, up to where the next clause starts.
+# A clause that denies what follows it, up to the next clause.
 _CLAUSE_END = re.compile(r"[.;:!?,\n]")
 _CLAUSE = re.compile(
     r"(?:\b(?:false|wrong|incorrect|untrue|impossible|not\s+true|an?\s+(?:mistake|error))\s+"
@@ -613,7 +613,7 @@ _DEPENDS = re.compile(
 
 
 def is_denied(prefix: str, answer: str, suffix: str) -> bool:
-    """Whether the text around an answer, or the answer itself, says that it isn't the answer or isn't all."""
+    """Whether the answer, or the text around it, says that it isn't the answer or isn't all of it."""
     prefix = prefix[-NEAR:]
     is_bare = not _WORD.search(answer) or ("\\" in answer and "\n" not in answer)
     return bool(
@@ -627,7 +627,7 @@ def is_denied(prefix: str, answer: str, suffix: str) -> bool:
 
 
 def is_negated(prefix: str) -> bool:
-    """Whether a text ends with a negation, or with a factor such as "twice", of what follows it."""
+    """Whether a text ends with a negation of what follows, or with a factor such as "twice"."""
     return _OBJECT.search(prefix) is not None
 
 

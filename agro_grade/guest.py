@@ -1,18 +1,18 @@
-"""What runs in a sandbox: a program that answers calls, or tests that make them.
+"""The process in a sandbox: a program that answers calls, or tests that make them.
 
-The program and its tests run in two sandboxes, which exchange plain values alone, through the process that
-grades. So a program can't reach what judges it: it may only return values.
+The program and its tests run in two sandboxes, which exchange only plain values, through the grading
+process. So a program can't reach what judges it: it may only return values.
 
-Standard library only. The text of this file is what a sandbox runs. Messages are lines of JSON. The first one
+Standard library only. A sandbox runs the text of this file. Messages are lines of JSON. The first message
 is {"role": "program", "source", "setup", "arrangement", "entry_point", "limits"}, or {"role": "tests",
 "limits"}; then each request is answered:
 
 - to a program: {"id", "name", "args", "kwargs"}, answered by {"id", "value"}, the JSON of a value as text;
-  {"id", "stdin"} to run it once more as a main program, answered by {"id", "value"} with what it prints; or
+  {"id", "stdin"} to run it again as a main program, answered by {"id", "value"} with its output; or
   both by {"id", "error": [type, text]};
 - to tests: {"setup", "arrangement", "tests", "entry_point"}, answered by {"results": [null or error, …]} or
-  {"unfit": error}; in between they ask {"name", "args", "kwargs"}, read the program's answer, say {} and are
-  told {}. They alone read values, which may take hours: a set of integers with one hash.
+  {"unfit": error}; in between they send {"name", "args", "kwargs"}, read the program's answer, send {} and
+  receive {}. Only they read values, which may take hours: a set of integers with one hash.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from contextlib import redirect_stdout
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
-LONGEST = 1_000_000  # values of an iterator that is read
-SMALL = 2**53  # integers beyond are sent as text
+LONGEST = 1_000_000  # most values read from an iterator
+SMALL = 2**53  # larger integers are sent as text
 _SEVERAL: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _READ: dict[str, Callable[[str], Any]] = {
     "int": lambda text: int(text, 16),
@@ -42,18 +42,18 @@ _READ: dict[str, Callable[[str], Any]] = {
 
 
 class Unfit(Exception):
-    """The tests can't judge any program: their own code fails, or they pass what isn't a plain value."""
+    """The tests can't judge any program: their own code fails, or they pass a value that isn't plain."""
 
 
 class Handle:
-    """Stands in the tests for an object of the program's. It can only be passed on."""
+    """In the tests, a reference to an object of the program. It can only be passed on."""
 
     def __init__(self, number: int | str) -> None:
         self.number = number
 
 
 class Named:
-    """Stands in the tests for what the program has under a name: it can be called, and passed on."""
+    """In the tests, a reference to a name of the program: it can be called, and passed on."""
 
     def __init__(self, name: str, ask: Callable[[str, Any, Any], Any]) -> None:
         self.name = name
@@ -78,7 +78,7 @@ _WRITTEN: tuple[tuple[str, Any, Callable[[Any], Any]], ...] = (
 
 
 def encode(value: Any, objects: list[Any] | None = None) -> Any:
-    """A value as JSON. What isn't plain becomes the number of its place in `objects`; without those it
+    """A value as JSON. A value that isn't plain becomes its index in `objects`; without `objects` it
     raises `TypeError`."""
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -91,7 +91,7 @@ def encode(value: Any, objects: list[Any] | None = None) -> Any:
 
 
 def _tagged(value: Any, objects: list[Any] | None) -> tuple[str, Any]:
-    """The type of a value that JSON doesn't have, and what it is made from."""
+    """The tag of a value that JSON lacks, and the JSON that it is made from."""
     for tag, type_, write in _WRITTEN:
         if isinstance(value, type_):
             return tag, write(value)
@@ -113,7 +113,7 @@ def _tagged(value: Any, objects: list[Any] | None) -> tuple[str, Any]:
 
 def decode(value: Any, refer: Callable[[str | int], Any] | None = None) -> Any:
     """A value from JSON. `refer` finds the objects that it refers to by number or name; without it they
-    become a `Handle`. Raises `ValueError` for what `encode` doesn't write."""
+    become a `Handle`. Raises `ValueError` for JSON that `encode` doesn't write."""
     if value is None or isinstance(value, (bool, str, int)):
         return value
     if isinstance(value, list):
@@ -147,7 +147,7 @@ class Program:
         is_whole = entry_point is None or entry_point in _defined(source)
         self.source = f"{setup}{is_whole * chr(10)}{source}\n{arrangement}"
         self.objects: list[Any] = []
-        self.names: dict[str, Any] | None = None  # of the program, once it ran
+        self.names: dict[str, Any] | None = None  # the program's, once it has run
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -155,7 +155,7 @@ class Program:
                 return {"value": self.run(request["stdin"])}
             with redirect_stdout(io.StringIO()):
                 return {"value": json.dumps(encode(self.call(request), self.objects))}
-        except BaseException as error:  # noqa: BLE001 - SystemExit too: its end isn't this process's
+        except BaseException as error:  # noqa: BLE001 - SystemExit too: it must not end this process
             return {"error": [type(error).__name__, str(error)[:500]]}
 
     def call(self, request: dict[str, Any]) -> Any:
@@ -172,20 +172,20 @@ class Program:
         return self.names[reference] if reference in self.names else getattr(builtins, reference)
 
     def run(self, stdin: str) -> str:
-        """What it prints, run as a main program."""
+        """The output of the program, run as a main program."""
         sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
-        written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-        with redirect_stdout(written):
+        output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+        with redirect_stdout(output):
             try:
                 exec(compile(self.source, "program.py", "exec"), {"__name__": "__main__"})
             except SystemExit as end:
                 if end.code not in (None, 0):
                     raise
-        return written.buffer.getvalue().decode("utf-8", "replace")
+        return output.buffer.getvalue().decode("utf-8", "replace")
 
 
 class Tests:
-    """Tests of programs that are elsewhere: `ask` calls one of their functions."""
+    """Tests of a program in another process: `ask` calls one of its functions."""
 
     def __init__(self, ask: Callable[[str, Any, Any], Any]) -> None:
         self.ask = ask
@@ -195,11 +195,11 @@ class Tests:
             names = self._names(request)
             codes = [compile(test, "tests.py", "exec") for test in request["tests"]]
             return {"results": [self._result(code, dict(names)) for code in codes]}
-        except Exception as error:  # noqa: BLE001 - tests are any code
+        except Exception as error:  # noqa: BLE001 - tests are arbitrary code
             return {"unfit": f"{type(error).__name__}: {error}"[:500]}
 
     def _names(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What the tests see: the setup's names, modules, and for all others the program's."""
+        """The names that the tests see: the setup's, modules, and all others from the program."""
         names: dict[str, Any] = {"__name__": "tests"}
         exec(compile(request["setup"], "setup.py", "exec"), names)
         theirs: set[str] = set()
@@ -223,7 +223,7 @@ class Tests:
         return names
 
     def _result(self, code: Any, names: dict[str, Any]) -> str | None:
-        """Why a test fails; None where it passes."""
+        """Why a test fails; None if it passes."""
         try:
             with redirect_stdout(io.StringIO()):
                 exec(code, names)
@@ -235,7 +235,7 @@ class Tests:
 
 
 def _defined(source: str) -> set[str]:
-    """The names of functions and classes at the top of a program; none where it can't be read."""
+    """The names of a program's top-level functions and classes; none if it can't be parsed."""
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -270,7 +270,7 @@ def _used(source: str) -> Uses:
 
 
 def _raise(error: list[str]) -> NoReturn:
-    """The program's error, as the built-in exception of its name where there is one."""
+    """Raise the program's error, as the built-in exception of its name if there is one."""
     kind = getattr(builtins, error[0], None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         kind = RuntimeError
@@ -280,7 +280,7 @@ def _raise(error: list[str]) -> NoReturn:
 def main() -> None:
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):  # the program's input and output aren't the protocol's
+    for standard in (0, 1, 2):  # keep the program's input and output apart from the protocol's
         os.dup2(null, standard)
 
     def read() -> Any:
@@ -300,20 +300,20 @@ def main() -> None:
             _raise(reply["error"])
         try:
             value, error = decode(json.loads(reply["value"])), None
-        except Exception as problem:  # noqa: BLE001 - it may be any JSON
+        except Exception as problem:  # noqa: BLE001 - the reply may be any JSON
             value, error = None, ["ValueError", f"its answer isn't a plain value ({type(problem).__name__})"]
         write({})
         read()
         return _raise(error) if error else value
 
-    first = read()
-    for name, limit in first["limits"].items():
+    opening = read()
+    for name, limit in opening["limits"].items():
         resource.setrlimit(getattr(resource, name), (limit, limit))
     sys.setrecursionlimit(10_000)
-    answering: Program | Tests = Program(**first) if first["role"] == "program" else Tests(ask)
+    responder: Program | Tests = Program(**opening) if opening["role"] == "program" else Tests(ask)
     while True:
         request = read()
-        reply = answering.answer(request)
+        reply = responder.answer(request)
         write({"id": request["id"], **reply} if "id" in request else reply)
 
 

@@ -1,6 +1,6 @@
-"""Is the final answer of a response the expected one, as mathematics?
+"""Is the final answer of a response mathematically equal to the expected one?
 
-Standard library only, until two answers need SymPy: then math-verify has to be installed.
+Standard library only, until a comparison needs SymPy: then math-verify must be installed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from agro_grade.final import LONGEST, Final, compare, final
 
-DEEPEST = 12  # brackets within brackets, which the parser reads in exponential time
-DIGITS = 2000  # of a number that SymPy computes
+DEEPEST = 12  # most nested brackets, which the parser reads in exponential time
+DIGITS = 2000  # most digits of a number that SymPy computes
 
 _POWER = re.compile(r"(?<!\d)(\d+)\s*(?:\^|\*\*)\s*[{(]?\s*(\d+)\s*[)}]?(?!\s*(?:\^|\*\*|!|\d))")
 _FACTORIAL = re.compile(r"(?<!\d)(\d+)\s*!")
@@ -24,9 +24,9 @@ _LARGE = re.compile(
 
 @dataclass(frozen=True)
 class Grade:
-    """1.0 where a response's answer is the expected one, 0.0 where it isn't, None where that is unknown.
+    """1.0 if a response's answer is the expected one, 0.0 if it isn't, None if unknown.
 
-    `reason`: why it is unknown, or why an answer wasn't read.
+    `reason`: why the grade is unknown, or why an answer wasn't read.
     """
 
     value: float | None
@@ -36,23 +36,23 @@ class Grade:
 def grade(response: str, answer: str) -> Grade:
     """Whether the final answer of a response equals that of `answer`, which may be a solution too.
 
-    An answer that the response denies, only bounds, or ties to a condition is not its answer. One that is too
-    large to read or to compute isn't the expected one. SymPy compares what isn't decided by texts, numbers,
-    choices, times, dates and words, in this process: it may raise, and take minutes, so call this in a
-    process with a time limit where nobody has read the responses.
+    An answer that the response denies, only bounds, or makes conditional isn't its answer. An answer too
+    large to read or to compute isn't the expected one. If texts, numbers, choices, times, dates and words
+    don't decide, SymPy compares in this process: it may raise, or take minutes, so for untrusted responses
+    call this in a process with a time limit.
     """
-    found, expected = final(response), final(answer, may_be_cut=False)
-    decided = without_sympy(found, expected)
-    if decided is not None:
-        return decided
+    candidate, expected = final(response), final(answer, may_be_cut=False)
+    decision = without_sympy(candidate, expected)
+    if decision is not None:
+        return decision
     from agro_grade.symbolic import equal
 
-    value = equal(found.source, expected.source)
+    value = equal(candidate.source, expected.source)
     return Grade(value, no_mathematics(answer) if value is None else "")
 
 
 def without_sympy(response: Final, answer: Final) -> Grade | None:
-    """The grade where SymPy isn't needed, None where it is."""
+    """The grade if SymPy isn't needed, else None."""
     if not answer.text:
         return Grade(None, "the sample's answer is empty")
     if not response.text:
@@ -73,7 +73,7 @@ def no_mathematics(answer: str) -> str:
 
 
 def too_large(text: str) -> str | None:
-    """Why SymPy doesn't read an answer: reading or evaluating it takes too long. None where it does."""
+    """Why reading or evaluating an answer would take SymPy too long; None if it wouldn't."""
     if len(text) > LONGEST:
         return f"has {len(text)} characters, at most {LONGEST} are compared"
     depth = deepest = 0
@@ -84,14 +84,14 @@ def too_large(text: str) -> str | None:
             depth -= 1
         deepest = max(deepest, depth)
     if deepest > DEEPEST:
-        return f"has {deepest} brackets within brackets, at most {DEEPEST} are compared"
+        return f"has {deepest} nested brackets, at most {DEEPEST} are compared"
     if _is_large(text):
         return f"is too large to compute: only numbers of at most {DIGITS} digits are"
     return None
 
 
 def _is_large(text: str) -> bool:
-    """Whether a power, a factorial or another number is too large: they are computed, the innermost first."""
+    """Whether a power, a factorial or another number is too large, computed from the innermost out."""
     for _ in range(3 * DEEPEST):
         previous = text
         if len(text) > LONGEST + DIGITS or _LARGE.search(text):
@@ -103,7 +103,7 @@ def _is_large(text: str) -> bool:
             if int(power[2]) > DIGITS / math.log10(max(2, int(power[1]))):
                 return True
         text, count = _FACTORIAL.subn(lambda match: str(math.factorial(int(match[1]))), text)
-        if not count:  # 9^9!: the power is one of the factorial, which is checked first
+        if not count:  # 9^9!: the exponent is a factorial, which must be checked first
             text = _POWER.sub(lambda match: str(int(match[1]) ** int(match[2])), text)
         text = _BRACKETED.sub(r"\1", text)
         if text == previous:

@@ -14,10 +14,10 @@ from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 
-ROUNDED = 6  # a decimal with so many digits after the point stands for every number that rounds to it
+ROUNDED = 6  # a decimal with this many places equals every number that rounds to it
 LARGEST_EXPONENT = 400  # of 10 in scientific notation
 
-# What a unit's name may mean as well.
+# Other meanings of a unit's name.
 _AMBIGUOUS = {
     "$": ("cad", "aud"), "pound": ("£",), "oz": ("floz",), "ton": ("tonne",),
     "degree": ("celsius", "fahrenheit"),
@@ -38,8 +38,8 @@ _PHRASES = [
         (r"pounds?\s+of\s+force|pound[\s-]force", "lbf"),
     )
 ]
-_UNITS: dict[str, str] = {}  # each name, and the short one
-_SIZES: dict[str, tuple[str, Fraction]] = {}  # the short name, its quantity and its size
+_UNITS: dict[str, str] = {}  # name → short name
+_SIZES: dict[str, tuple[str, Fraction]] = {}  # short name → (quantity, size)
 for _quantity, _rows in tomllib.loads(Path(__file__).with_name("units.toml").read_text("utf-8")).items():
     for _row in re.split("[;\n]", _rows.strip()):
         _short, _size, *_names = _row.split()
@@ -60,11 +60,11 @@ _SIGNS = {
 }  # fmt: skip
 _TYPOGRAPHY = str.maketrans(
     {**_SIGNS, **dict.fromkeys("\u2010\u2011\ufe63", "-"), "\u3000": " ", "。": ". "}
-    | {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # of full width
+    | {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # full-width characters
 )
 _DECIMAL = re.compile(r"(?![0-9])\d")
-# Dashes that are a minus: right before a term, and between terms that aren't two numbers, as in x – 3. Two
-# numbers are a range, but before an equals sign.
+# Dashes that are a minus: right before a term, and between terms that aren't two numbers, as in x – 3. A dash
+# between two numbers makes a range, except before an equals sign.
 _DASH = "[\u2012-\u2015]"
 _MINUS = re.compile(
     rf"(?<![\w.)\]}}])(?<![\d)\]}}]\s){_DASH}(?=[\d.$(\\]|[a-z](?![A-Za-z]))|(?<==\s){_DASH}(?=\s?\d)"
@@ -119,7 +119,7 @@ COMPOUND = re.compile(
 )  # 3 hours and 20 minutes
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<currency>[$€£¥₹]?)\s*(?P<minus>-?)"
-    r"(?:(?P<count>\d+)\s+(?=\d+/\d))?"  # of a mixed number
+    r"(?:(?P<count>\d+)\s+(?=\d+/\d))?"  # a mixed number's integer part
     r"(?P<top>\d+(?:\.\d*)?|\.\d+)(?:\((?P<cycle>\d+)\))?(?:[eE](?P<exponent>[-+]?\d{1,4})(?!\w))?"
     r"(?:\s*/\s*(?P<bottom>-?(?:\d+(?:\.\d*)?|\.\d+)))?"
     r"(?:\s*(?P<magnitude>(?i:hundred|thousand|million|billion|trillion))\b)?"
@@ -169,7 +169,7 @@ DATE = re.compile(
     r"(?:,?\s+(?P<year>\d{4})\b)?",
     re.IGNORECASE,
 )
-# Words that make no part of the number before them.
+# Words that aren't part of the number before them.
 _WORDS = re.compile(
     r"(?:,\s+)?(?:(?:as|at|by|in|is|of|on|so)\s+(?:an?\s+)?)?(?!(?:and|or|to|plus|minus|times(?!\s+as)|over|mod|sin|cos|tan|log|exp|sqrt|hundred|thousand|million|billion|"
     r"trillion|squared|cubed|factorial|choose|halves|thirds?|"
@@ -179,7 +179,7 @@ _WORDS = re.compile(
 
 @dataclass(frozen=True)
 class Number:
-    """A number as it is written. `places`: the digits after its point. `percent`: its value is in percent."""
+    """A number as written. `places`: the digits after its point. `percent`: its value is in percent."""
 
     value: Fraction
     places: int = 0
@@ -189,23 +189,23 @@ class Number:
 
     @property
     def share(self) -> Fraction:
-        """The value with its percent sign applied: 0.35 of 35%."""
+        """The value with its percent sign applied: 0.35 for 35%."""
         return self.value / 100 if self.percent else self.value
 
     def equals(self, answer: Number) -> bool:
         """Whether the number of a response is the answer.
 
-        A unit and a percent sign may be left out. Units of one quantity are converted: 50 cents are $0.50. A
-        base that isn't written is ten. A percent sign may be added where the answer counts percents, which a
-        number below 1 doesn't: 0.15% isn't 0.15.
+        A unit and a percent sign may be missing. Units of one quantity are converted: 50 cents equal $0.50. A
+        missing base is ten. A percent sign may be added if the answer counts percents, which a number below
+        1 doesn't: 0.15% isn't 0.15.
         """
-        own, other = self.unit or "%" * self.percent, answer.unit or "%" * answer.percent
-        if own and other and own != other:
+        measured, expected = self.unit or "%" * self.percent, answer.unit or "%" * answer.percent
+        if measured and expected and measured != expected:
             return any(
                 _measure(a)[0] == _measure(b)[0]
                 and self.value * _measure(a)[1] == answer.value * _measure(b)[1]
-                for a in (own, *_AMBIGUOUS.get(own, ()))
-                for b in (other, *_AMBIGUOUS.get(other, ()))
+                for a in (measured, *_AMBIGUOUS.get(measured, ()))
+                for b in (expected, *_AMBIGUOUS.get(expected, ()))
             )
         if (self.base or 10) != (answer.base or 10):
             return False
@@ -221,7 +221,7 @@ class Number:
 class Moment:
     """A time of day (hour, minute, "a" or "p") or a date (month from 0, day, year).
 
-    `qualifier`, the half of the day or the year, may be left out.
+    `qualifier`, the half of the day or the year, may be missing.
     """
 
     kind: str
@@ -231,7 +231,7 @@ class Moment:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is surely one: "3:45" may be a ratio."""
+        """Whether it is certainly a time or date: "3:45" may be a ratio."""
         return self.kind == "date" or self.qualifier is not None
 
     def equals(self, answer: Moment) -> bool:
@@ -254,7 +254,7 @@ def _close(a: Number, b: Number, x: Fraction, y: Fraction) -> bool:
 
 
 def typography(text: str) -> str:
-    """`text` with LaTeX or ASCII for the signs of mathematics that Unicode has, such as √, π, ≤ and x²."""
+    """`text` with LaTeX or ASCII in place of Unicode's mathematical signs, such as √, π, ≤ and x²."""
     if text.isascii():
         return text
     text = _DECIMAL.sub(lambda match: str(unicodedata.decimal(match[0])), text)
@@ -264,7 +264,7 @@ def typography(text: str) -> str:
     return _MINUS.sub("-", text) if re.search(_DASH, text) else text
 
 
-@lru_cache(1024)  # the responses to one prompt have one answer, and many the same
+@lru_cache(1024)  # the responses to one prompt share one expected answer, and many are equal
 def plain(text: str) -> str:
     """`text` with the LaTeX of numbers, units and words as plain text, and numbers in words as digits."""
     if _SIMPLE.fullmatch(text):
@@ -285,19 +285,19 @@ def _remainder(match: re.Match[str]) -> str:
 
 
 def _joined(match: re.Match[str]) -> str:
-    """Amounts of one quantity, the larger unit first, as one in the smaller unit."""
+    """Two amounts of one quantity, larger unit first, as one amount in the smaller unit."""
     large, small = _unit(match[2]), _unit(match[4])
     if large is None or small is None or "/" in large + small:
         return match[0]
-    (quantity, size), (other, part) = _SIZES[large], _SIZES[small]
-    if quantity != other or size <= part:
+    (quantity, size), (small_quantity, part) = _SIZES[large], _SIZES[small]
+    if quantity != small_quantity or size <= part:
         return match[0]
     amount = int(match[1]) * size / part + int(match[3])
     return f"{amount} {small}" if amount.denominator == 1 else match[0]
 
 
 def digits(text: str) -> str:
-    """`text` with digits for the number in words that it starts with: "twenty-one ways" is "21 ways"."""
+    """`text` with its leading number in words as digits: "twenty-one ways" is "21 ways"."""
     match = _SPELLED.match(text)
     if not match:
         return text
@@ -314,7 +314,7 @@ def digits(text: str) -> str:
 def _count(phrase: str) -> int:
     """The whole number of words such as "two hundred and ten"."""
     total = 0  # up to the last thousand, million, …
-    part = 0  # what came after it
+    part = 0  # after that
     for word in re.findall("[a-z]+", phrase.lower()):
         if word == "hundred":
             part = max(1, part) * 100
@@ -327,7 +327,7 @@ def _count(phrase: str) -> int:
 
 
 def moment(text: str) -> Moment | None:
-    """The time of day or the date with which a plain text ends; None without one."""
+    """The time of day or the date at the end of a plain text; None without one."""
     matches = list(_TIME.finditer(text)) or list(DATE.finditer(text))
     if not matches or text[matches[-1].end() :].strip(" .,;:*") or re.search(r"\bor\b", text):
         return None
@@ -342,7 +342,7 @@ def moment(text: str) -> Moment | None:
 
 @lru_cache(1024)
 def number(text: str) -> Number | None:
-    """The number that a plain text consists of, also with a unit or other words after it, else None."""
+    """The number in a plain text that may continue with a unit or other words; None for other text."""
     in_base = _DIGITS.fullmatch(text)
     base = _base(in_base["base"]) if in_base else None
     if in_base and (not in_base["digits"].isdigit() or (base or 0) > 10):
@@ -362,7 +362,7 @@ def number(text: str) -> Number | None:
         return None
     base = _base(match["base"]) if match["base"] else None
     if match["base"] and base is None:
-        return None  # a variable with an index
+        return None  # an indexed variable
     places = len(match["top"].partition(".")[2]) - int(match["exponent"] or 0)
     return Number(value, max(0, places), bool(match["percent"]), base, unit_name)
 
@@ -374,17 +374,17 @@ def _base(text: str) -> int | None:
 
 
 def _number_in_base(written: str, base: int | None) -> Number | None:
-    """A number of a base whose digits may be letters."""
+    """A number in a base whose digits may be letters."""
     if base is None or not 11 <= base <= 36:
         return None
     try:
         return Number(Fraction(int(written, base)), base=base)
-    except ValueError:  # a letter that is no digit of this base
+    except ValueError:  # a letter that isn't a digit of this base
         return None
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    """The value of a match of `_NUMBER`; None where it is too large to compute, or divided by 0."""
+    """The value of a match of `_NUMBER`; None if it is too large to compute, or divided by 0."""
     exponent, bottom = int(match["exponent"] or 0), Fraction(match["bottom"] or 1)
     if abs(exponent) > LARGEST_EXPONENT or not bottom:
         return None
@@ -401,7 +401,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def unit(text: str) -> str | None:
-    """The unit of measure at the start of a text in its short form ("cm^2"), None where there is none."""
+    """The short form ("cm^2") of the unit of measure at the start of a text; None without one."""
     for phrase, short in _PHRASES:
         text = phrase.sub(short, text, count=1) if phrase.match(text.lstrip()) else text
     match = _UNIT.match(text)
@@ -421,7 +421,7 @@ def unit(text: str) -> str | None:
 
 
 def _measure(unit: str) -> tuple[str, Fraction]:
-    """The quantity that a unit in its short form measures, and its size: ("length^2", 1/10000) for "cm^2"."""
+    """The quantity and size of a unit in its short form: ("length^2", 1/10000) for "cm^2"."""
     base, _, power = unit.partition("^")
     name, _, per = base.partition("/")
     quantity, size = _SIZES[name]
@@ -432,7 +432,7 @@ def _measure(unit: str) -> tuple[str, Fraction]:
 
 
 def _unit(name: str) -> str | None:
-    """The short form of a unit's name, also of a plural; None for another word. Case counts in symbols."""
+    """The short form of a unit's name or plural; None for another word. Symbols are case-sensitive."""
     if name in _UNITS:
         return _UNITS[name]
     name = name.lower()

@@ -1,7 +1,7 @@
-"""A sandbox behind an HTTP endpoint that runs a program once, with an input, and returns what it prints.
+"""A sandbox behind an HTTP endpoint that runs a program once, with an input, and returns its output.
 
-The request and the reply are those of Piston's `POST …/api/v2/execute`, which containers and gateways of
-sandboxes offer too.
+Request and reply follow Piston's `POST …/api/v2/execute`, which sandbox containers and gateways offer
+too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LANGUAGE, VERSION = "python", "3.x"
 
 
 class RemoteSandbox:
-    """Programs on a server. Each request runs the program anew, with all earlier requests before it."""
+    """Programs on a server. Each request runs the program again, with all earlier requests before it."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         if not url.startswith(("http://", "https://")):
@@ -30,13 +30,13 @@ class RemoteSandbox:
         self._url, self._api_key = url, api_key
         self._opener = build_opener(_Staying)
 
-    def start(self, first: Mapping[str, Any]) -> RemoteSession:
-        return RemoteSession(self, {**first, "limits": {}})
+    def start(self, opening: Mapping[str, Any]) -> RemoteSession:
+        return RemoteSession(self, {**opening, "limits": {}})
 
     def run(self, messages: list[Mapping[str, Any]], deadline: float) -> dict[str, Any]:
         """The reply to the last of the messages.
 
-        Raises `GuestEnded` where there is none by the deadline, `ConnectionError` where the server fails.
+        Raises `GuestEnded` if none comes by the deadline, `ConnectionError` if the server fails.
         """
         body = {
             "language": LANGUAGE,
@@ -52,10 +52,10 @@ class RemoteSandbox:
             content = self._answer(request, deadline)
         except HTTPError as error:
             with closing(error):
-                said = error.read1(1 << 12).decode("utf-8", "replace")  # what is there
+                text = error.read1(1 << 12).decode("utf-8", "replace")  # what has arrived
             if self._api_key is not None:
-                said = said.replace(self._api_key, "[redacted]")  # before it is cut
-            raise ConnectionError(f"{self._url}: status {error.code}: {said[:300]}") from None
+                text = text.replace(self._api_key, "[redacted]")  # before truncation
+            raise ConnectionError(f"{self._url}: status {error.code}: {text[:300]}") from None
         except (OSError, HTTPException) as error:
             if isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError):
                 raise GuestEnded("timed out") from None
@@ -63,7 +63,7 @@ class RemoteSandbox:
         return _last_reply(content, len(messages) - 1)
 
     def _answer(self, request: Request, deadline: float) -> bytes:
-        """All of the answer. A socket's timeout begins again with each byte: the clock is read in between."""
+        """The complete reply. A socket's timeout restarts with each byte, so this checks the clock."""
         content = bytearray()
         with self._opener.open(request, timeout=max(0.001, deadline - time.monotonic())) as response:
             while part := response.read1(1 << 16):
@@ -76,19 +76,19 @@ class RemoteSandbox:
 
 
 class _Staying(HTTPRedirectHandler):
-    """Follows no redirection: another server would get the key and the program."""
+    """Refuse redirections: another server would get the key and the program."""
 
     def redirect_request(self, *args: Any, **options: Any) -> None:
         return None
 
 
 class RemoteSession:
-    def __init__(self, sandbox: RemoteSandbox, first: Mapping[str, Any]) -> None:
+    def __init__(self, sandbox: RemoteSandbox, opening: Mapping[str, Any]) -> None:
         self._sandbox = sandbox
-        self._messages: list[Mapping[str, Any]] = [first]
+        self._messages: list[Mapping[str, Any]] = [opening]
 
     def ask(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
-        """See `Session.ask`. Raises `ConnectionError` where the server fails."""
+        """See `Session.ask`. Raises `ConnectionError` if the server fails."""
         self._messages.append(request)
         return self._sandbox.run(self._messages, deadline)
 
@@ -97,7 +97,7 @@ class RemoteSession:
 
 
 def _last_reply(text: bytes, requests: int) -> dict[str, Any]:
-    """The reply to the last request: the line of its number in what the program printed."""
+    """The reply to the last request: the line with its number in the program's output."""
     try:
         printed = json.loads(text)["run"]["stdout"]
         lines = printed.splitlines()

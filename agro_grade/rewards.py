@@ -1,4 +1,4 @@
-"""The rewards `math`, `regex` and `code` of agro, of the graders in this package."""
+"""agro's rewards `math`, `regex` and `code`, made from this package's graders."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from agro_grade.code import Case, ProgramGrader
 from agro_grade.final import final
 from agro_grade.sandbox import Level, LocalSandbox, NoSandbox, Sandbox
 
-AT_ONCE = 16  # responses per call of a worker: so many are repeated if one times out
+AT_ONCE = 16  # responses per call of a worker: all are repeated if one times out
 
 
 def mathematical(options: NoOptions, *, timeout: float, workers: int) -> AnswerReward:
-    """1.0 where the response's final answer equals the sample's as mathematics, else 0.0.
+    """1.0 if the response's final answer equals the sample's as mathematics, else 0.0.
 
     As `agro_grade.mathematics.grade`, with SymPy in worker processes, `AT_ONCE` responses per call. The
-    reward is unknown where the sample's answer is, or can't be read, or where a comparison fails or takes
+    reward is unknown if the sample's answer is unknown or unreadable, or if a comparison fails or takes
     more than `timeout` seconds.
     """
     if importlib.util.find_spec("math_verify") is None:
@@ -63,17 +63,17 @@ class RegexOptions(Section):
 
 
 def regex(options: RegexOptions, **_: Any) -> AnswerReward:
-    """1.0 where the final answer of the response is the answer (`agro_grade.answers.matches`), else 0.0."""
+    """1.0 if the final answer of the response is the answer (`agro_grade.answers.matches`), else 0.0."""
     if not options.marker.strip():
         raise Refused("reward.options.marker: expected text, got none")
 
     def expected(answer: str) -> str:
         if not options.answer_marker:
             return answer
-        found = answers.after_marker(answer, options.answer_marker)
-        if found is None:
+        marked = answers.after_marker(answer, options.answer_marker)
+        if marked is None:
             raise LookupError(f"the sample's answer has no {options.answer_marker!r}")
-        return found
+        return marked
 
     def score(responses: list[str], correct: list[str]) -> list[Score]:
         finals = [answers.after_marker(response, options.marker) for response in responses]
@@ -83,9 +83,9 @@ def regex(options: RegexOptions, **_: Any) -> AnswerReward:
 
 
 class CodeReward:
-    """1.0 where a program passes all tests, else 0.0; with `partial` the share of tests that pass.
+    """1.0 if a program passes all tests, else 0.0; with `partial` the share of tests that pass.
 
-    It must not be closed while it scores.
+    Don't close the reward while it scores.
     """
 
     name = "code"
@@ -122,7 +122,7 @@ class CodeReward:
 
 class CodeOptions(Section):
     level: Level = "full"
-    """what the sandbox has to stop, see `agro_grade.sandbox`"""
+    """what the sandbox must stop, see `agro_grade.sandbox`"""
     url: str = ""
     """programs run on this server instead, see `agro_grade.remote`"""
     api_key: str = ""
@@ -135,7 +135,7 @@ class CodeOptions(Section):
 
 
 def code(options: CodeOptions, *, timeout: float, workers: int) -> CodeReward:
-    """1.0 where the program in the response passes the tests of its prompt, else 0.0."""
+    """1.0 if the program in the response passes the tests of its prompt, else 0.0."""
     try:
         judges = LocalSandbox.probed(
             "limits" if options.url else options.level, options.memory_mb, options.interpreter or None
@@ -152,7 +152,7 @@ def code(options: CodeOptions, *, timeout: float, workers: int) -> CodeReward:
     )
 
 
-# In majority votes equal answers are equal texts, whatever the case of their letters.
+# In majority votes, answers are equal if their texts are equal in any case.
 MATH = RewardMaker(mathematical, final=lambda text: answers.normalize(final(text).text).casefold() or None)
 REGEX = RewardMaker(regex, RegexOptions, lambda text: answers.normalize(answers.after_marker(text) or text))
 CODE = RewardMaker(code, CodeOptions)

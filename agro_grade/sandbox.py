@@ -1,18 +1,18 @@
-"""Processes for code that nobody has read, and the layers that keep them from everything else.
+"""Processes for untrusted code, and the layers that isolate them.
 
-Which layers work is found by attacks on them, not by looking for programs: a layer may be installed and not
-allowed. The levels, each with all before it:
+Attacks on the layers show which ones work, since a layer may be installed but not allowed. The levels, each
+with all of the previous ones:
 
-- "limits": an own process without the environment's variables, with limits of memory, time and file sizes.
-  Files, network and other processes are open to it. Where this process is root, each program is an
-  unprivileged user of its own; else it can reach the process of its tests, and forge a pass.
-- "namespaces": bubblewrap. No network, no files but those of the system, read-only, no other processes; at
-  most `PROCESSES` of its own, each with the limit of memory, and `FILES` in each of two folders.
-- "full": a filter of system calls too. No processes of its own, no new namespaces, no tracing, no memory that
-  isn't counted: memfd, shared segments, queues.
+- "limits": a separate process without environment variables, with limits on memory, time and file sizes.
+  Files, network and other processes are open to it. If this process is root, each program runs as its own
+  unprivileged user; else it can reach the process of its tests, and forge a pass.
+- "namespaces": bubblewrap. No network, only the system's files, read-only, no other processes; at most
+  `PROCESSES` of its own, each with the memory limit, and `FILES` in each of two folders.
+- "full": also a system-call filter. No processes of its own, no new namespaces, no tracing, no uncounted
+  memory: memfd, shared segments, queues.
 
-Where there is a control group (version 2) that this process may divide, it bounds memory and processes of a
-sandbox together, at each level.
+If this process may divide a control group (version 2), that bounds the memory and processes of a sandbox
+together, at each level.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from agro_grade.guest import encode
 Level = Literal["limits", "namespaces", "full"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 GUEST = Path(__file__).with_name("guest.py").read_text()
-NOBODY = 65534  # the user of tests, where this process is root; each program has one of these:
-USERS = range(61184, 65520)  # those that systemd gives to services for as long as they run
+NOBODY = 65534  # the user of tests if this process is root; each program has one of these:
+USERS = range(61184, 65520)  # systemd's dynamic users of services
 GROUPS = Path("/sys/fs/cgroup")
 LONGEST_LINE = 4 << 20  # bytes of a reply
-FILES = 16 << 20  # bytes of files that a process may write
-PROCESSES = 64  # and threads
+FILES = 16 << 20  # most bytes of files that a process may write
+PROCESSES = 64  # most processes and threads
 START_SECONDS = 30.0
 CLONE_THREAD = 0x00010000
 DENIED = (
@@ -55,7 +55,7 @@ DENIED = (
     *("init_module", "finit_module", "delete_module", "kexec_load", "personality"),
     *("memfd_create", "memfd_secret", "shmget", "shmat", "shmctl", "msgget", "semget", "mq_open"),
 )
-# Each returns where it succeeds, and the level that has to stop it.
+# Attacks, which return if they succeed, with the level that must stop them.
 ATTACKS: dict[str, tuple[Level, str]] = {
     "environment": ("limits", "reads the environment's variables"),
     "memory": ("limits", "takes more memory than its limit"),
@@ -126,18 +126,18 @@ ADVICE: dict[Level, str] = {
 
 
 class NoSandbox(Exception):
-    """There is no sandbox such as was asked for. The message says what to do."""
+    """The requested sandbox isn't available. The message says what to do."""
 
 
 class GuestEnded(Exception):
-    """A process in a sandbox ended, hung or answered with nonsense."""
+    """A process in a sandbox ended, hung or sent an invalid answer."""
 
 
 class Session(Protocol):
     """A program that answers requests, see `agro_grade.guest`."""
 
     def ask(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
-        """The reply. Raises `GuestEnded` where none comes by `deadline`, of the monotonic clock."""
+        """The reply. Raises `GuestEnded` if none comes by `deadline`, on the monotonic clock."""
         ...
 
     def close(self) -> None: ...
@@ -149,8 +149,8 @@ class Sandbox(Protocol):
         """For people."""
         ...
 
-    def start(self, first: Mapping[str, Any]) -> Session:
-        """A session that begins with this message, without its limits."""
+    def start(self, opening: Mapping[str, Any]) -> Session:
+        """A session that begins with this message, which has no limits yet."""
         ...
 
 
@@ -171,12 +171,12 @@ class Guest:
         return self.read(deadline)
 
     def write(self, message: Mapping[str, Any], deadline: float) -> None:
-        left = memoryview(json.dumps(message).encode() + b"\n")
-        while left:
+        unsent = memoryview(json.dumps(message).encode() + b"\n")
+        while unsent:
             if not select.select([], [self._in], [], _until(deadline))[1]:
                 raise GuestEnded("timed out")
             try:
-                left = left[os.write(self._in, left) :]
+                unsent = unsent[os.write(self._in, unsent) :]
             except BrokenPipeError:
                 raise GuestEnded(self._end()) from None
 
@@ -201,7 +201,7 @@ class Guest:
 
     def close(self) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # without namespaces, what it has started too
+            os.killpg(self._process.pid, signal.SIGKILL)  # without namespaces, its children too
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(OSError):
@@ -226,7 +226,7 @@ class LocalSandbox:
 
     @classmethod
     def probed(cls, level: Level, memory_mb: int = 1024, interpreter: str | None = None) -> Self:
-        """A sandbox that stops all attacks of its level. Raises `NoSandbox` where one isn't stopped."""
+        """A sandbox that stops all attacks of its level. Raises `NoSandbox` if it doesn't."""
         sandbox = cls(level, memory_mb, interpreter or _system_interpreter())
         reached: Level | None = None
         for candidate in LEVELS[: LEVELS.index(level) + 1]:
@@ -241,7 +241,7 @@ class LocalSandbox:
         return sandbox
 
     def weakness(self) -> str | None:
-        """The first attack that this sandbox should stop and doesn't; None where there is none."""
+        """The first attack that this sandbox should stop but doesn't; None if it stops all."""
         attacker = {"role": "program", "source": ATTACKER}
         try:
             with (
@@ -251,7 +251,7 @@ class LocalSandbox:
             ):
                 arguments |= {"memory": [2 * self.memory], "files": [4 * FILES], "processes": [PROCESSES]}
                 arguments["judge"] = [judge.pid]
-                if not _succeeds(guest, "nothing", []):  # else none could succeed
+                if not _succeeds(guest, "nothing", []):  # else no attack could succeed
                     return "no program answers in it"
                 for name, (level, deed) in ATTACKS.items():
                     if name == "judge" and os.geteuid() == 0:
@@ -263,13 +263,13 @@ class LocalSandbox:
             return f"no program starts in one of the level {self.level!r}: {error}"
         return None
 
-    def start(self, first: Mapping[str, Any]) -> Guest:
+    def start(self, opening: Mapping[str, Any]) -> Guest:
         """See `Sandbox.start`."""
         filters = [_system_calls()] if self.level == "full" else []
         user = None
         if os.geteuid() == 0:
-            user = NOBODY if first["role"] == "tests" else USERS[next(_started) % len(USERS)]
-        # A shell that waits until it is in the control group, so that nothing starts outside of it.
+            user = NOBODY if opening["role"] == "tests" else USERS[next(_started) % len(USERS)]
+        # The shell waits until it is in the control group, so that nothing starts outside of it.
         waiting = ["/bin/sh", "-c", 'read -r go; exec "$@"', "sh"]
         try:
             process = subprocess.Popen(
@@ -290,20 +290,20 @@ class LocalSandbox:
                 os.close(descriptor)
         guest = Guest(process, _control_group(process.pid, self.memory + 4 * FILES))
         limits = {"RLIMIT_AS": self.memory, "RLIMIT_FSIZE": FILES, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": 64}
-        if self.level != "limits" or user in USERS:  # else it counts what others have started
+        if self.level != "limits" or user in USERS:  # else it counts others' processes
             limits["RLIMIT_NPROC"] = PROCESSES
         try:
             guest.write({}, time.monotonic() + START_SECONDS)
-            guest.write({**first, "limits": limits}, time.monotonic() + START_SECONDS)
+            guest.write({**opening, "limits": limits}, time.monotonic() + START_SECONDS)
         except BaseException:
             guest.close()
             raise
         return guest
 
     def _command(self, filters: Sequence[int]) -> list[str]:
-        inside = [self.interpreter, "-I", "-c", GUEST]
+        python = [self.interpreter, "-I", "-c", GUEST]
         if self.level == "limits":
-            return inside
+            return python
         bubblewrap = shutil.which("bwrap")
         if bubblewrap is None:
             raise NoSandbox("there is no bwrap (bubblewrap)")
@@ -316,7 +316,7 @@ class LocalSandbox:
             *("--size", str(FILES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/"),
             *("--chdir", "/box", "--cap-drop", "ALL"),
             *(part for descriptor in filters for part in ("--seccomp", str(descriptor))),
-            *("--", *inside),
+            *("--", *python),
         ]
 
 
@@ -324,12 +324,12 @@ _started = itertools.count(secrets.randbelow(len(USERS)))
 
 
 def _control_group(process: int, memory: int) -> Path | None:
-    """The process's new control group (version 2) with limits of memory and processes; None where none can be
-    made. It is beside the group of this process: only one without processes may hand on its controllers."""
+    """The process's new control group (version 2) with limits on memory and processes; None if none can be
+    made. It is a sibling of this process's group: only a group without processes may delegate controllers."""
     group = None
     try:
-        own = Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
-        parent = (GROUPS / own).parent if own else GROUPS
+        current = Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+        parent = (GROUPS / current).parent if current else GROUPS
         if not {"memory", "pids"} <= set((parent / "cgroup.subtree_control").read_text().split()):
             return None
         group = parent / f"agro-{secrets.token_hex(8)}"
@@ -355,7 +355,7 @@ def _remove(group: Path) -> None:
 
 
 def _system_calls() -> int:
-    """A descriptor of a file with the filter of system calls, as bubblewrap reads it."""
+    """A descriptor of a file with the system-call filter, as bubblewrap reads it."""
     try:
         import pyseccomp
     except (ImportError, RuntimeError, OSError) as error:
@@ -376,7 +376,7 @@ def _system_calls() -> int:
 
 @contextmanager
 def _secrets() -> Iterator[dict[str, list[Any]]]:
-    """Arguments of attacks: something of this process that each is after."""
+    """The arguments of attacks: what each tries to reach in this process."""
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
         os.chmod(folder, 0o777)
         secret = Path(folder, "secret")
@@ -398,14 +398,14 @@ def _succeeds(guest: Guest, attack: str, arguments: list[Any]) -> bool:
 
 def _system_interpreter() -> str:
     """The system's Python, which other users may run too."""
-    found = shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin")
-    if found is None and os.geteuid() != 0:
+    interpreter = shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin")
+    if interpreter is None and os.geteuid() != 0:
         return sys.executable
-    if found is None:
+    if interpreter is None:
         raise NoSandbox(
             "expected a python3 in /usr/bin, got none. What to do: install one, or name another interpreter"
         )
-    return found
+    return interpreter
 
 
 def _until(deadline: float) -> float:

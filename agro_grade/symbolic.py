@@ -1,4 +1,4 @@
-"""Are two answers equal as mathematics? By math-verify (SymPy), which takes 0.5 s to import.
+"""Compare two answers as mathematics by math-verify (SymPy), which takes 0.5 s to import.
 
 Its own time limits are off, because they would report a timeout as "not equal".
 """
@@ -71,7 +71,7 @@ _LATEX = [
             r"\\\{\s*([a-z])\s*(?:\\in\s*\\(?:mathbb\{R\}|R\b)\s*)?(?::|\||\\mid)\s*((?:(?!\\[{}]).)*\1(?:(?!\\[{}]).)*)\\\}",
             r"\2",
         ),  # {x : x < 3}
-        (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\"),  # the distance of two rows
+        (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\"),  # row spacing
         (r"\\[dt]?frac\s*(\\pi(?![A-Za-z])|\d)\s*(\\pi(?![A-Za-z])|\d)", r"\\frac{\1}{\2}"),
         (r"\\log_\{?e\}?(?![A-Za-z])", r"\\ln"),
         (r"\\mathrm\s*\{\s*([dei])\s*\}", r"\1"),
@@ -101,12 +101,12 @@ _NAME = re.compile(r"(?<![A-Za-z\\])(pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])")
 
 
 def grade(completions: list[str], answer: list[str]) -> list[float | None]:
-    """For each response 1.0 where its answer is correct, 0.0 where it is not; None: see `equal`."""
+    """For each response 1.0 if its answer is correct, 0.0 if it isn't; None: see `equal`."""
     return [equal(text, expected) for text, expected in zip(completions, answer)]
 
 
 def equal(response: str, answer: str) -> float | None:
-    """1.0 or 0.0; None where `answer` has no mathematics. Raises where math-verify can't compare them."""
+    """1.0 or 0.0; None if `answer` has no mathematics. Raises if math-verify can't compare them."""
     moduli = [{a or b for a, b in _MODULUS.findall(text)} for text in (response, answer)]
     if all(moduli) and moduli[0] != moduli[1]:
         return 0.0
@@ -142,7 +142,7 @@ def equal(response: str, answer: str) -> float | None:
 
 
 def _latex(text: str, other: str) -> str:
-    """`text` as LaTeX that math-verify reads; degrees are radians where `other` or a function needs that."""
+    """`text` as LaTeX that math-verify reads; degrees become radians if `other` or a function needs that."""
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
     text = _CONJUGATE.sub(_conjugate, _MODULUS.sub("", text))
@@ -162,7 +162,7 @@ def _least_residue(text: str) -> str:
 
 
 def _like(expression: Any, other: Any) -> Any:
-    """`expression` with the form of `other`: a vector as a tuple, a function of its variable."""
+    """`expression` in the form of `other`: a vector as a tuple, a function of the same variable."""
     if isinstance(expression, MatrixBase) and 1 in expression.shape and isinstance(other, Tuple):
         return Tuple(*expression)
     if isinstance(expression, Expr) and isinstance(other, Tuple | MatrixBase):
@@ -187,7 +187,7 @@ def _conjugate(bar: re.Match[str]) -> str:
 
 
 def _is_false(expression: Any) -> bool:
-    """Whether it is a statement on numbers that isn't an answer: 3 + 4 = 8, 5 ≠ 7. 1/3 = 0.333 is rounded."""
+    """Whether it is a statement about numbers, not an answer: 3 + 4 = 8, 5 ≠ 7; not 1/3 = 0.333 (rounded)."""
     if isinstance(expression, And) and not expression.free_symbols:
         return any(map(_is_false, expression.args))
     if not isinstance(expression, Relational) or expression.free_symbols:
@@ -216,9 +216,9 @@ def _is_equation(expression: Any) -> bool:
 
 
 def _evaluated(a: Any, b: Any) -> float | None:
-    """What the values of two expressions say, which takes less time than to simplify them; None: nothing.
+    """Compare two expressions by their values, which is faster than to simplify them.
 
-    They differ at a point: 0.0. Both are constants that agree in 30 digits: 1.0.
+    0.0 if they differ at a point, 1.0 if both are constants that agree in 30 digits, else None.
     """
     if not isinstance(a, Expr) or not isinstance(b, Expr):
         return None
@@ -242,7 +242,7 @@ def _evaluated(a: Any, b: Any) -> float | None:
 
 
 def _with_imaginary_unit(expression: Any) -> Any:
-    """`expression` with the imaginary unit for i, which math-verify reads as the name of a variable."""
+    """`expression` with the imaginary unit for i, which math-verify reads as a variable."""
     return expression.subs({symbol: I for symbol in expression.free_symbols if symbol.name == "i"})
 
 
@@ -270,7 +270,7 @@ def _is_range(expression: Any) -> bool:
 
 @lru_cache(512)
 def _read(text: str) -> list[Any]:
-    """The expression of a text's answer, in a list; empty where there is none.
+    """A list with the expression of a text's answer; empty if there is none.
 
     math-verify looks for LaTeX between delimiters, then for the last number. A bare expression ("x^2 + 1")
     has no delimiters: it is parsed as LaTeX first. A number is parsed as LaTeX last.
@@ -288,15 +288,15 @@ def _read(text: str) -> list[Any]:
 
 
 def _parse_both_signs(text: str) -> list[Any]:
-    r"""The set of two values, of ± within a fraction, which math-verify doesn't read."""
+    r"""The set of the two values of ± within a fraction, which math-verify doesn't read."""
     if "\\pm" not in text:
         return []
-    values = [_parse(text.replace("\\pm", sign).replace("\\mp", other)) for sign, other in ("+-", "-+")]
+    values = [_parse(text.replace("\\pm", plus).replace("\\mp", minus)) for plus, minus in ("+-", "-+")]
     return [FiniteSet(*(value[0] for value in values))] if all(values) else []
 
 
 def _parse(text: str) -> list[Any]:
-    # math-verify takes a variable at the end, as in 2ab, for a unit: only where there are words can one be.
+    # math-verify reads a final variable, as in 2ab, as a unit: only a text with words can have one.
     reading = _WITH_UNITS if _MEASURED.search(text) else _WITHOUT_UNITS
     expressions = parse(text, reading, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True)
     return [_as_answer(expression, text) for expression in expressions]

@@ -1,5 +1,5 @@
 """Methods of single papers: objectives with claims, sources around a source (`agro.train.around`), recipes.
 
-They import of agro what `docs/api` documents, and agro imports none of them: it finds them by their entry
-points, as it does those of any package.
+They import from agro only what `docs/api` documents, and agro imports none of them: it finds them by their
+entry points, as it finds those of any package.
 """

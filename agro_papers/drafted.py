@@ -1,13 +1,13 @@
 """Decoding with a draft model that proposes tokens: speculative decoding (arXiv 2211.17192).
 
-A step proposes k tokens a row with the draft, reads all of them with the policy in one pass, and draws the
-policy's own token at each position. Draft and policy draw with the same noise, that of (seed, response,
-position). The policy's tokens are kept up to the first that the draft didn't propose, that one included. So
-tokens and log-probs are those of decoding without a draft (up to rounding), whatever the draft proposes.
+In a step the draft proposes k tokens per row, the policy reads all of them in one pass, and draws its own
+token at each position. Draft and policy draw with the same noise, a function of (seed, response, position).
+The row keeps the policy's tokens up to and including the first that the draft didn't propose. So
+tokens and log-probs equal those of decoding without a draft (up to rounding), whatever the draft proposes.
 
 Deviation from the paper: its rejection rule accepts a token with probability Σ min(p, q), but the responses
-then depend on the draft. Equal noise accepts less: where both intervals of [0,1) overlap. For character
-models of 2.4M and 56K parameters that is .49, with the rule .72, and with equal Gumbel noise, a number for
+then depend on the draft. Equal noise accepts less, the overlap of both intervals of [0,1). For character
+models of 2.4M and 56K parameters it accepts .49, the rule .72, and equal Gumbel noise, with a number for
 each token of the vocabulary, .68.
 """
 
@@ -36,7 +36,7 @@ from agro.rollout.engines.hf import HF
 
 
 class _LaneLayer(ColumnsLayer):
-    """Several tokens of each row in a pass, each in the column of its position."""
+    """Several tokens of each row per pass, each in the column of its position."""
 
     rows: Lane
 
@@ -59,9 +59,9 @@ class _LaneLayer(ColumnsLayer):
 
 
 class Lane:
-    """One model's keys and values of `size` sequences of different lengths; several tokens of each in a pass.
+    """One model's keys and values of `size` sequences of different lengths; several tokens of each per pass.
 
-    The token at position p is in column p: what a rejected proposal wrote is overwritten by what follows.
+    The token at position p is in column p, so later tokens overwrite rejected proposals.
     """
 
     def __init__(self, policy: Policy, size: int, columns: int) -> None:
@@ -82,13 +82,13 @@ class Lane:
         self.cache = Cache(layers=[_LaneLayer(self) for _ in range(count)])
         self.head = Head.of(policy.model)
 
-    def hidden(self, tokens_bq: Tensor, at_bq: Tensor, end: int, first: int = 0) -> Tensor:
-        """[b,q] tokens at positions `at_bq` of the sequences first, first + 1, … -> [b,q,H] hidden states.
+    def hidden(self, tokens_bq: Tensor, at_bq: Tensor, end: int, row: int = 0) -> Tensor:
+        """[b,q] tokens at positions `at_bq` of the sequences row, row + 1, … -> [b,q,H] hidden states.
 
         `end`: one more than the largest of these positions.
         """
         b, q = tokens_bq.shape
-        self.rows, self.at_bq, self.end = slice(first, first + b), at_bq, end
+        self.rows, self.at_bq, self.end = slice(row, row + b), at_bq, end
         seen = torch.arange(self.end, device=at_bq.device) <= at_bq[:, :, None]
         dtype = self.policy.dtype
         mask = torch.zeros((b, 1, q, self.end), dtype=dtype, device=at_bq.device)
@@ -96,14 +96,14 @@ class Lane:
         return self.policy.model.base_model(  # type: ignore[no-any-return]
             input_ids=tokens_bq,
             attention_mask=mask,
-            # Beyond the context are only proposals that the end of the response cuts off.
+            # Positions beyond the context hold only proposals after the end of the response.
             position_ids=at_bq.clamp(max=self.policy.context - 1),
             past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """Let the sequences `to` have the keys and values of the sequences `source`."""
+        """Copy the keys and values of the sequences `source` to the sequences `to`."""
         for layer in self.cache.layers:
             if layer.is_initialized:
                 layer.keys[to] = layer.keys[source]
@@ -118,7 +118,7 @@ class Lane:
 
 
 class DraftDecoder:
-    """The `live` requests are rows 0 … b-1 of the buffers. A row's tokens are in columns 0 … length-1."""
+    """The `live` requests are rows 0 … b-1 of the buffers. A row's tokens fill columns 0 … length-1."""
 
     def __init__(
         self,
@@ -128,8 +128,8 @@ class DraftDecoder:
         sampler: SamplerConfig,
         seed: int,
     ) -> None:
-        """The policy and its draft, which proposes `count` tokens at once. `requests`: those known so far,
-        for the sizes. No later one may have more room than these."""
+        """`policies`: the policy and its draft, which proposes `count` tokens at once. `requests`: the known
+        ones, which set the sizes. No later one may have more room than these."""
         policy, draft = policies
         self.policy, self.sampler, self.seed = policy, sampler, seed
         self.count = count
@@ -141,8 +141,8 @@ class DraftDecoder:
         self.target = Lane(policy, self.size, columns)
         self.draft = Lane(draft, self.size, columns)
         self.device = policy.device
-        # On the CPU: tokens and log-probs of the rows, where responses begin, and how long rows may get.
-        self.found = np.zeros((self.size, columns), np.int64)
+        # On the CPU: the rows' tokens and log-probs, where responses begin, and the rows' largest lengths.
+        self.ids = np.zeros((self.size, columns), np.int64)
         self.logp = np.zeros((self.size, columns))
         self.first, self.length, self.limit = np.zeros((3, self.size), np.int64)
         self.eos = np.array(policy.eos_ids, np.int64)
@@ -158,10 +158,10 @@ class DraftDecoder:
 
     @torch.no_grad()
     def admit(self, wave: list[Request]) -> None:
-        """Add requests, at most `free`."""
+        """Add at most `free` requests."""
         missing = max(len(r.ids) for r in wave) + self.room - self.tokens.shape[1]
         if missing > 0:
-            self.found = np.pad(self.found, ((0, 0), (0, missing)))
+            self.ids = np.pad(self.ids, ((0, 0), (0, missing)))
             self.logp = np.pad(self.logp, ((0, 0), (0, missing)))
             self.tokens = pad(self.tokens, (0, missing))
             self.target.widen(missing)
@@ -169,8 +169,8 @@ class DraftDecoder:
         b = len(self.live)
         new = slice(b, b + len(wave))
         for row, r in enumerate(wave, b):
-            self.found[row, : len(r.ids)] = r.ids
-        self.tokens[new] = self._sent(self.found[new])
+            self.ids[row, : len(r.ids)] = r.ids
+        self.tokens[new] = self._sent(self.ids[new])
         self.first[new] = self.length[new] = [len(r.ids) for r in wave]
         self.limit[new] = self.first[new] + [r.room for r in wave]
         numbers, positions = [r.number for r in wave], [r.position for r in wave]
@@ -179,11 +179,11 @@ class DraftDecoder:
         self.live += wave
 
     def _sent(self, values: NDArray[Any]) -> Tensor:
-        """The numbers on the models' device, without waiting for it."""
+        """The values on the models' device, without waiting for it."""
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
 
     def _prefill(self, wave: list[Request], b: int) -> None:
-        """Read the prompts, except for their last tokens, each once for all of its rows."""
+        """Read the prompts without their last tokens, each once for all of its rows."""
         prompts = {id(r.ids): r.ids[:-1] for r in wave}
         width = max(map(len, prompts.values()))
         if width == 0:
@@ -193,7 +193,7 @@ class DraftDecoder:
         number = {key: b + i for i, key in enumerate(prompts)}
         rows = np.array([(b + i, number[id(r.ids)]) for i, r in enumerate(wave)])
         for lane in (self.target, self.draft):
-            lane.hidden(ids, positions, width, first=b)
+            lane.hidden(ids, positions, width, row=b)
             lane.copy(*self._sent(rows.T))
 
     @torch.no_grad()
@@ -212,21 +212,21 @@ class DraftDecoder:
         tokens, logp = draw(logits.flatten(0, 1), own_noise.flatten(), self.sampler)
         tokens, logp = tokens.view(b, k + 1), logp.view(b, k + 1)
         self.tokens[:b].scatter_(1, positions + 1, tokens)
-        # One copy, which waits: tokens, their log-probs, and what was proposed.
+        # One copy, which waits: tokens, their log-probs, and the proposals.
         copied = torch.cat([tokens.double(), logp.double(), proposed.double()], 1).cpu().numpy()
-        drawn, agreed = copied[:, : k + 1], copied[:, :k] == copied[:, 2 * k + 2 :]
-        at = ends[:, None] + np.arange(k + 1)
-        self.found[np.arange(b)[:, None], at] = drawn
-        self.logp[np.arange(b)[:, None], at] = copied[:, k + 1 : 2 * k + 2]
+        sampled, agreed = copied[:, : k + 1], copied[:, :k] == copied[:, 2 * k + 2 :]
+        columns = ends[:, None] + np.arange(k + 1)
+        self.ids[np.arange(b)[:, None], columns] = sampled
+        self.logp[np.arange(b)[:, None], columns] = copied[:, k + 1 : 2 * k + 2]
         agreed = agreed.cumprod(1).sum(1)
-        # So many tokens a response gets: up to its limit, its first end token and its first stop text.
+        # The number of new tokens per response: up to its limit, its first end token and its first stop text.
         new = np.minimum(agreed + 1, self.limit[:b] - ends)
-        before_end = ((drawn[:, :, None] == self.eos).any(2).cumsum(1) == 0).sum(1)
+        before_end = ((sampled[:, :, None] == self.eos).any(2).cumsum(1) == 0).sum(1)
         finished = before_end < new
         new = np.minimum(new, before_end + 1)
         for i, count in enumerate(new.tolist() if self.sampler.stop else ()):
             for more in range(1, count + 1):
-                if self.stops.found(self.found[i], self.first[i], ends[i] + more):
+                if self.stops.found(self.ids[i], self.first[i], ends[i] + more):
                     new[i], finished[i] = more, True
                     break
         self.length[:b] += new
@@ -236,12 +236,12 @@ class DraftDecoder:
         return self._remove(done) if done else []
 
     def _propose(self, length: Tensor, noise: Tensor, sampled: Tensor) -> Tensor:
-        """[b,k] tokens that the draft draws, which are also put after the rows' tokens.
+        """[b,k] tokens that the draft draws; they are also written after the rows' tokens.
 
         `length` [b] tokens of the rows, `sampled` [b] of them in the response.
         """
         b, longest = len(self.live), int(self.length[: len(self.live)].max())
-        # It hasn't read the last token but one where the policy accepted all that it proposed.
+        # The draft hasn't read the second-to-last token if the policy accepted all its proposals.
         positions = torch.stack([length - 2, length - 1], 1).clamp(min=0)
         proposed = []
         for i in range(self.count):
@@ -258,12 +258,12 @@ class DraftDecoder:
         results: list[Finished] = []
         for i in done:
             response = slice(self.first[i], self.length[i])
-            # A copy: another row moves in.
-            tokens, logp = self.found[i, response].copy(), self.logp[i, response].copy()
+            # A copy, since another row moves here.
+            tokens, logp = self.ids[i, response].copy(), self.logp[i, response].copy()
             results.append(Finished(self.live[i], tokens, logp, None))
         holes, movers = close_ranks(self.live, done)
         if holes:
-            for array in (self.found, self.logp, self.first, self.length, self.limit):
+            for array in (self.ids, self.logp, self.first, self.length, self.limit):
                 array[holes] = array[movers]
             to, source = self._sent(np.array([holes, movers]))
             for buffer in (self.tokens, self.noise):
@@ -280,12 +280,12 @@ class Drafted(HF):
     mode: ClassVar = "with a draft"
 
     def __init__(self, policy: Policy, version: int = -1, *, model: str, tokens: int = 4) -> None:
-        """Raises `Refused` for a draft with another vocabulary, or where the policy reads several tokens at
-        once otherwise than one by one.
+        """Raises `Refused` for a draft with another vocabulary, or if the policy reads several tokens at once
+        differently than one by one.
 
         Args:
-            model: folder or hub name of a small model with the same vocabulary.
-            tokens: what it proposes at once.
+            model: folder or Hub name of a small model with the same vocabulary.
+            tokens: number of tokens that it proposes at once.
         """
         if tokens < 1:
             raise Refused(f"engine.options: tokens: expected 1 or more, got {tokens}")

@@ -1,21 +1,21 @@
 """Rewards of tokens from a flow on the policy's hidden states: RLFR (arXiv 2510.10201).
 
-A small network learns the velocity from noise to the hidden states of trusted responses, at one layer. Where
-its error on another response is large, the tokens are unlike the trusted ones and get a lower reward.
+A small network learns the velocity from noise to the hidden states of trusted responses, at one layer. If its
+error on another response's tokens is large, these are unlike trusted ones and get a lower reward.
 
     x_t = t h + (1 − t) z,  u = h − z,  z normal        s = t / (1 − t) · mean_H (v(x_t, t, c) − u)²
 
 h [H] is the hidden state after a token and c the one before it. s is scaled to [−1, 1] within a response,
 values near 0 become 0, and the reward of a token is −coef · s.
 
-Choices where the paper's code has others or the text is silent: one layer, not several; the context is the
-hidden state of the token before; hidden states are standardized by mean and standard deviation of the trusted
-ones; v is a network of two hidden layers.
+Choices that differ from the paper's code or that the text leaves open: one layer, not several; the context is
+the hidden state of the previous token; hidden states are standardized by mean and standard deviation of the
+trusted ones; v is a network with two hidden layers.
 
-As a source, the flow is fitted anew every so often to the hidden states of trusted responses, which change as
-the policy learns. A response has its token rewards from the moment that it is in the store. Before the first
-fit, while no response is trusted, it has none. The last fit and the ids of the newest responses are in
-checkpoints, as the state of a monitor.
+As a source, the flow is fitted again regularly to the hidden states of trusted responses, which change as the
+policy learns. A response has its token rewards as soon as it is in the store. Before the first fit, while no
+response is trusted, it has none. Checkpoints contain the last fit and the ids of the newest responses, as the
+state of a monitor.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Scaled(nn.Module):
-    """A network on hidden states [N,H], with mean and standard deviation of those that it was fitted to."""
+    """A network on hidden states [N,H], with mean and standard deviation of the states at its fit."""
 
     mean: Tensor  # [H]
     std: Tensor  # [H]
@@ -61,7 +61,7 @@ class Scaled(nn.Module):
         self.register_buffer("std", torch.ones(hidden))
 
     def rescale(self, states: Tensor) -> None:
-        """Take mean and standard deviation of these."""
+        """Set mean and standard deviation to those of these states."""
         self.mean, self.std = states.mean(0), states.std(0, correction=0).clamp(min=1e-6)
 
     def scaled(self, states: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def flow_errors(velocity: Velocity, states: Tensor, context: Tensor, noise: Tens
 def token_rewards(score: Tensor, mask: Tensor, *, coef: float, threshold: float = 0.0) -> Tensor:
     """−coef · s at the positions of `mask`, 0 elsewhere, with s the `score` scaled within each row.
 
-    Equal scores say nothing: all rewards are 0. (Scaled to [−1, 1] they would all be −1, a bonus.)
+    For equal scores all rewards are 0. (Scaled to [−1, 1] they would all be −1, a bonus.)
 
     Args:
         score: [B,T].
@@ -152,11 +152,11 @@ class FlowReward:
         steps: int = 1000,
         seed: int = 0,
     ) -> FlowReward:
-        """Learn the velocity on the responses of `trusted`, by AdamW. Raises `Refused` where there are none.
+        """Learn the velocity on the responses of `trusted`, by AdamW. Raises `Refused` if there are none.
 
         Args:
-            layer: whose output; negative numbers count from the last layer.
-            width: of the network's hidden layers.
+            layer: the layer whose output is read; negative numbers count from the last layer.
+            width: width of the network's hidden layers.
             steps: updates, of 256 tokens each.
         """
         if not trusted:
@@ -180,7 +180,7 @@ class FlowReward:
 
     @classmethod
     def load(cls, policy: Policy, layer: int, tensors: Mapping[str, Tensor]) -> FlowReward:
-        """The flow of `flow.state_dict()`, on the hidden states of a policy."""
+        """The flow with the tensors of `flow.state_dict()`, on a policy's hidden states."""
         flow = Flow(len(tensors["mean"]), len(tensors["layers.0.bias"]))
         flow.load_state_dict(tensors)
         return cls(policy, layer, flow.to(policy.device).requires_grad_(False))
@@ -188,7 +188,7 @@ class FlowReward:
     def scores(
         self, samples: Sequence[Sample], *, times: Sequence[float] = (0.8,), draws: int = 1, seed: int = 0
     ) -> list[NDArray[np.float32]]:
-        """s [T] of each sample, the mean over `times` and `draws` of noise; NaN where no token was chosen."""
+        """s [T] of each sample, the mean over `times` and `draws` of noise; NaN at unchosen tokens."""
         encoded = [self.policy.encode(sample) for sample in samples]
         states, context = _pairs(self.policy, encoded, self.layer)
         states, context = self.flow.scaled(states), self.flow.scaled(context)
@@ -221,7 +221,7 @@ class FlowReward:
 
 
 def _scored(sample: Sample) -> NDArray[np.bool_]:
-    """[T] the tokens of the policy that have a token before them."""
+    """[T] whether the policy chose the token and another one precedes it."""
     assert sample.action is not None
     return sample.action & (np.arange(len(sample.action)) > 0)
 
@@ -242,23 +242,23 @@ class FlowOptions(Section):
     the newest of the run with a reward of `min_reward`, and those of role "expert" in the store."""
 
     min_reward: float
-    """of a response that is trusted"""
+    """least reward of a trusted response"""
     coef: float = field(0.01, ge=0)
-    """reward of a token at most, up or down; it is added to that of the response"""
+    """largest reward of a token, up or down; it is added to the response's reward"""
     threshold: Share = 0.0
-    """smaller deviations, in shares of the largest of a response, become 0"""
+    """smaller deviations, as shares of a response's largest, become 0"""
     every: Count = 20
-    """optimizer steps from one fit to the next, each of which begins anew"""
+    """optimizer steps between fits, each of which starts from scratch"""
     newest: Count = 256
-    """of the run's own responses that may be trusted, and of the experts'"""
+    """number of the run's newest responses that may be trusted, and of the experts'"""
     steps: Count = 500
-    """updates of a fit, of 256 tokens each"""
+    """updates per fit, of 256 tokens each"""
     layer: int = -1
-    """whose hidden states it reads; negative numbers count from the last layer"""
+    """layer whose hidden states it reads; negative numbers count from the last layer"""
 
 
 class FlowRollout(Rollout):
-    """Samples as another rollout does, with token rewards where there is a flow."""
+    """Samples like another rollout, with token rewards once there is a flow."""
 
     flow: FlowReward | None = None
 
@@ -267,13 +267,13 @@ class FlowRollout(Rollout):
         self.config = config
 
     def sample(self, *args: Any, **kwargs: Any) -> Iterator[Sample]:
-        """See `Rollout.sample`; as many responses at once as the flow reads at once."""
+        """See `Rollout.sample`; yields as many responses at once as the flow reads at once."""
         sampled, flow, config = super().sample(*args, **kwargs), self.flow, self.config
         if flow is None:
             yield from sampled
             return
-        while some := list(itertools.islice(sampled, ROWS)):
-            yield from flow.reward(some, coef=config.coef, threshold=config.threshold)
+        while chunk := list(itertools.islice(sampled, ROWS)):
+            yield from flow.reward(chunk, coef=config.coef, threshold=config.threshold)
 
 
 class FlowSource(Monitor):
@@ -289,15 +289,15 @@ class FlowSource(Monitor):
         self.newest: list[int] = []  # ids
 
     def publish(self, learner: Learner) -> None:
-        """Fit the flow to what is trusted, where the last fit is `every` optimizer steps old: the
-        run's newest responses with a reward of `min_reward`, and experts' of the store."""
+        """Fit the flow if the last fit is `every` optimizer steps old, to trusted responses: the run's newest
+        with a reward of `min_reward`, and the store's expert responses."""
         self.sampler.publish(learner)
         if self.fitted >= 0 and learner.version - self.fitted < self.flow.every:
             return
         store, options = self.sampler.store, self.flow
-        own = store.samples(ids=self.newest, skip_damaged=True)
+        newest = store.samples(ids=self.newest, skip_damaged=True)
         experts = store.samples(roles=("expert",), skip_damaged=True)
-        trusted = [s for s in own if s.reward is not None and s.reward >= options.min_reward]
+        trusted = [s for s in newest if s.reward is not None and s.reward >= options.min_reward]
         trusted += itertools.islice(experts, options.newest)
         if trusted:
             seed = derive(self.sampler.config.train.seed, "flow", learner.version)

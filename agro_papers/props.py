@@ -1,9 +1,9 @@
-"""PROPS: a source whose sampler is trained to write what the newest responses have too little of.
+"""PROPS: a source whose sampler learns to write what the newest responses lack.
 
-As in arXiv 2311.08290: before each step the sampler φ begins as the policy π and is trained on the newest
+As in arXiv 2311.08290: before each step the sampler φ starts as the policy π and is trained on the newest
 responses, whoever wrote them, by the objective `props`, which makes each less probable until its ratio to π
-is below 1 − ε. What was written too often for π loses most. So the responses of several steps together are
-nearer to samples of π than as many independent ones, and a step may draw all of them (`data.replay`).
+is below 1 − ε. Responses that are too frequent for π lose most. So the responses of several steps together
+resemble samples of π more than as many independent ones, and a step may draw all of them (`data.replay`).
 
 Samples record the log-probs of φ. φ is a function of π and of these responses, whose ids are in checkpoints.
 """
@@ -33,20 +33,20 @@ from agro.types import Batch, Sample
 
 
 class PropsOptions(Section):
-    """How the copy of the policy is trained before each step. It isn't the policy: its log-probs are those of
-    samples."""
+    """How the copy of the policy is trained before each step. It isn't the policy: samples have its
+    log-probs."""
 
     newest: Count = 256
-    """of the run's own responses that it is trained on"""
+    """number of the run's newest responses that it is trained on"""
     updates: Count = 32
-    """optimizer steps on these, at most"""
+    """most optimizer steps on these"""
     lr: Positive = 1e-3
     """learning rate"""
     clip: float = field(0.3, gt=0, lt=1)
-    """ε: a token isn't made less probable than (1 − ε) times what the policy gives it"""
+    """ε: a token isn't made less probable than (1 − ε) times its probability under the policy"""
     target_kl: Positive = 0.1
-    """distance to the policy at which the updates stop, nats a token; the paper: 0.1 or 0.01. Where it is
-    small, the sampler hardly makes up for what is missing"""
+    """distance to the policy at which the updates stop, nats per token; the paper: 0.1 or 0.01. If it is
+    small, the sampler hardly compensates for what is missing"""
 
 
 class PropsSource(Monitor):
@@ -55,7 +55,7 @@ class PropsSource(Monitor):
     name = "props"
 
     def __init__(self, source: Source, context: Context, options: PropsOptions) -> None:
-        current = context.inline  # of the policy itself, whose engine monitors use
+        current = context.inline  # samples by the policy itself, whose engine monitors use
         config, rollout = current.config, current.rollout
         self.current, self.policy, self.props = current, context.policy, options
         self.proposal = duplicate(context.policy)
@@ -67,7 +67,7 @@ class PropsSource(Monitor):
         self.measured: dict[str, float | None] = {}
 
     def publish(self, learner: Learner) -> None:
-        """Train the sampler anew where the policy has moved."""
+        """Train the sampler again if the policy has moved."""
         self.current.publish(learner)
         engine = self.adapted.rollout.engine
         if engine.version == learner.version:
@@ -97,7 +97,7 @@ class PropsSource(Monitor):
         self.newest = state["newest"]
 
     def _train(self, batch: Batch) -> float:
-        """Train the sampler on the batch; returns how far it went, in nats a token."""
+        """Train the sampler on the batch; return its distance from the policy, in nats per token."""
         config = self.current.config
         changes = {"lr": self.props.lr, "weights_average": None, "offload": (), "optimizer": "adamw"}
         train = config.train.model_copy(update=changes)
@@ -116,17 +116,17 @@ class PropsSource(Monitor):
 
 
 def distance(logp: torch.Tensor, batch: Batch) -> float:
-    """Mean over tokens of w − 1 − log w, w = φ/π: KL(π ‖ φ) on samples of π, in nats a token."""
+    """Mean over tokens of w − 1 − log w, w = φ/π: KL(π ‖ φ) on samples of π, in nats per token."""
     assert batch.ref_logp is not None
     log_w = (logp - batch.ref_logp.to(logp.device))[batch.mask.to(logp.device)]
     return float((log_w.exp() - 1 - log_w).mean())
 
 
 def aggregate_kl(samples: Sequence[Sample], batch: Batch) -> float:
-    """KL(p̂ ‖ π) of responses together, in nats: p̂ is a response's share of those to its prompt.
+    """KL(p̂ ‖ π) of all responses together, in nats: p̂ is a response's share of those to its prompt.
 
-    The mean over responses of log p̂ − log π. Of n independent samples of π among K responses it is about
-    (K − 1)/2n. Where hardly any response is there twice it says nothing.
+    The mean over responses of log p̂ − log π. For n independent samples of π among K responses it is about
+    (K − 1)/2n. If hardly any response occurs twice, it means nothing.
     """
     assert batch.ref_logp is not None
     texts = [(s.prompt_id, tuple(s.tokens.tolist())) for s in samples if s.tokens is not None]

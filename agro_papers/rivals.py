@@ -1,4 +1,4 @@
-"""A source whose samples are rivals of demonstrations, without a reward and without a judge.
+"""A source that makes its samples rivals of demonstrations, without a reward or a judge.
 
 Each fresh response loses against the demonstrations to its prompt: self-play with `source.sync_every` and
 `policy.reference = "sampler"` (SPIN, arXiv 2401.01335), and with `source.sync_from` SePPO (arXiv 2410.05255),
@@ -24,7 +24,7 @@ from agro.train.source import FillRequest, Source
 class JudgingSource:
     """Adds a judgment to the store for each fresh response and each expert response to its prompt.
 
-    A fresh response of the same text has a judgment too, in which neither becomes more probable.
+    A fresh response with the expert's text gets a judgment too, which makes neither more probable.
     """
 
     source: Source
@@ -39,8 +39,8 @@ class JudgingSource:
         for sample in list(store.samples(ids=filled.ids, skip_damaged=True)):
             name = sample.prompt_id
             if name not in experts:
-                found = store.samples(prompt_id=name, roles=("expert",), skip_damaged=True)
-                experts[name] = [expert.stored_id for expert in found]
+                stored = store.samples(prompt_id=name, roles=("expert",), skip_damaged=True)
+                experts[name] = [expert.stored_id for expert in stored]
             pairs += [Pair(expert, sample.stored_id) for expert in experts[name]]
         store.add_pairs(pairs)
         return filled

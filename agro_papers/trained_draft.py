@@ -1,7 +1,8 @@
-"""A source that trains the draft model of speculative decoding on what the policy wrote, so that it follows.
+"""A source that trains the draft model of speculative decoding on the policy's responses, so that it follows
+the policy.
 
-On-policy, as in arXiv 2410.03804. Responses and their log-probs are those of the policy, whatever the draft
-proposes. The draft that was trained last is beside the checkpoints.
+On-policy, as in arXiv 2410.03804. Responses and their log-probs are the policy's, whatever the draft
+proposes. The newest trained draft is stored next to the checkpoints.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from agro.train.monitors import Monitor
 from agro.train.source import Copies, FillRequest, Source
 from agro_papers.drafted import Drafted
 
-NEWEST = 256  # responses that the draft is trained on at once, at most
-UPDATES = 4  # of these
+NEWEST = 256  # most responses that the draft is trained on at once
+UPDATES = 4  # updates on these
 OPTIONS = get("sft").resolve("sft", {})
 
 
@@ -28,13 +29,13 @@ class DraftOptions(Section):
     """How the draft model is trained."""
 
     every: Count = 1
-    """optimizer steps from one training of the draft model to the next, on what was written since then"""
+    """optimizer steps between trainings of the draft model, on the responses since the last one"""
     lr: Positive = 1e-3
     """learning rate of the draft model"""
 
 
 class DraftSource(Monitor):
-    """Samples in this process, and trains the draft model of the engine."""
+    """Samples in this process, and trains the engine's draft model."""
 
     name = "draft"
 
@@ -45,8 +46,8 @@ class DraftSource(Monitor):
         self.check = context.inline.activity.check
         self.learner = Local(engine.draft, None, context.say)
         self.copies = Copies(context.folder, context.store, "draft")
-        self.newest: list[int] = []  # ids of what was sampled since the draft was trained
-        self.trained = -1  # the version of the policy when it was
+        self.newest: list[int] = []  # ids of responses sampled since the draft was trained
+        self.trained = -1  # the policy's version at that time
         changes = {"lr": options.lr, "weights_average": None, "offload": ()}
         train = config.train.model_copy(update=changes)
         self.settings = config.model_copy(update={"train": train})
@@ -92,7 +93,6 @@ TRAINED_DRAFT = SourceWrapper(
     needs=frozenset(("samples_current_weights", "shares_engine", "shares_weights", "complete_policy")),
     can=lambda inner, options: inner,
     problems=lambda phase, options: {
-        'needs engine.kind = "drafted": no draft is there to be trained': phase.config.engine.kind
-        != "drafted"
+        'needs engine.kind = "drafted": there is no draft to train': phase.config.engine.kind != "drafted"
     },
 )

@@ -1,11 +1,11 @@
-"""A source that searches: a tree of turns for each prompt of a step, in place of episodes sampled at once.
+"""A source that searches a tree of turns for each prompt of a step, in place of sampling complete episodes.
 
-Agent Q (arXiv 2408.07199): turns of one state are judged by what the search and the policy's own critique
-say of them. BFS-Prover-V2 (arXiv 2509.06493): the turns of right episodes, found best first, are imitated.
-The tree is in the store: each turn is a sample whose prompt is the state, and `meta` names the turn before.
+Agent Q (arXiv 2408.07199): the search and the policy's own critique judge turns of one state.
+BFS-Prover-V2 (arXiv 2509.06493): the turns of right episodes, found best first, are imitated. The tree is in
+the store: each turn is a sample whose prompt is the state, and `meta` names the previous turn.
 
 A turn leads to a state, or ends the episode with a return. Returns are backed up: a turn's value is the mean
-return of the episodes that were found below it.
+return of the episodes below it.
 """
 
 from __future__ import annotations
@@ -34,60 +34,60 @@ from agro_papers.resample import answer_probabilities
 
 @dataclass(eq=False)
 class State:
-    """What the policy reads, after the turns before it."""
+    """What the policy reads after some turns."""
 
     prompt: Prompt
     turns: tuple[str, ...] = ()
-    before: Action | None = None  # the turn that led here
-    reward: float = 0.0  # of the turns before it
+    parent: Action | None = None  # the turn that led here
+    reward: float = 0.0  # sum over the previous turns
     actions: list[Action] = default(default_factory=list)
     expansions: int = 0
 
 
 @dataclass(eq=False)
 class Action:
-    """A turn that was tried in a state: a sample of the store whose prompt is the state."""
+    """A turn tried in a state: a stored sample whose prompt is the state."""
 
     sample: Sample
     text: str
     state: State
     next: State | None = None  # None: the episode ended
-    critic: float | None = None  # its value by self-critique; None: not asked
-    visits: int = 0  # episodes below it
-    total: float = 0.0  # of their returns
-    best: float = -math.inf
+    critic: float | None = None  # its value by self-critique; None: not computed
+    visits: int = 0  # number of episodes below it
+    total: float = 0.0  # sum of their returns
+    best: float = -math.inf  # the largest of them
 
     @property
     def mean(self) -> float | None:
-        """Return of the episodes below it; None where there is none."""
+        """Mean return of the episodes below it; None without one."""
         return self.total / self.visits if self.visits else None
 
     def ends(self, value: float | None) -> None:
-        """The episode ends with it, with this return; None: unknown, which is not backed up."""
+        """Back up the return of the episode that ends with it; None: unknown, not backed up."""
         action: Action | None = self
         while action is not None and value is not None:
             action.visits += 1
             action.total += value
             action.best = max(action.best, value)
-            action = action.state.before
+            action = action.state.parent
 
     def value(self, alpha: float) -> float | None:
-        """α · mean + (1 − α) · critic; where one is unknown, the other; None where both are."""
+        """α · mean + (1 − α) · critic; if one is unknown, the other; None if both are."""
         if self.mean is None or self.critic is None:
             return self.critic if self.mean is None else self.mean
         return alpha * self.mean + (1 - alpha) * self.critic
 
     @property
     def path_logp(self) -> tuple[float, int]:
-        """Nats and tokens of the turns up to it and with it."""
+        """Nats and tokens of the turns up to and including it."""
         assert self.sample.behavior_logp is not None
         assert self.sample.action is not None
         logp = self.sample.behavior_logp[self.sample.action]
-        before = (0.0, 0) if self.state.before is None else self.state.before.path_logp
-        return before[0] + float(logp.sum(dtype="float64")), before[1] + len(logp)
+        nats, tokens = (0.0, 0) if self.state.parent is None else self.state.parent.path_logp
+        return nats + float(logp.sum(dtype="float64")), tokens + len(logp)
 
 
-Rule = Callable[[list[State], State], State]  # of (states that may be next, the first one)
+Rule = Callable[[list[State], State], State]  # (candidate states, the start) -> the state to expand
 
 
 class Tree:
@@ -98,11 +98,11 @@ class Tree:
 
     @property
     def states(self) -> Iterator[State]:
-        waiting = [self.start]
-        while waiting:
-            state = waiting.pop()
+        stack = [self.start]
+        while stack:
+            state = stack.pop()
             yield state
-            waiting += [action.next for action in state.actions if action.next is not None]
+            stack += [action.next for action in state.actions if action.next is not None]
 
     @property
     def actions(self) -> Iterator[Action]:
@@ -110,46 +110,47 @@ class Tree:
 
     @property
     def best(self) -> float:
-        """The largest return found; −∞ where none is known."""
+        """The largest return; −∞ if none is known."""
         return max((action.best for action in self.start.actions), default=-math.inf)
 
     def choose(self) -> State:
-        """The state in which turns are tried next, one of those that were expanded least often."""
+        """The state to expand next, one of those that were expanded least often."""
         states = list(self.states)
-        least = min(state.expansions for state in states)
-        return self.rule([state for state in states if state.expansions == least], self.start)
+        fewest = min(state.expansions for state in states)
+        return self.rule([state for state in states if state.expansions == fewest], self.start)
 
 
 def best_first(length_power: float) -> Rule:
-    """The state after the turns of the largest log-prob, over their tokens^`length_power`."""
+    """The rule that expands the state after the turns with the largest log-prob / tokens^`length_power`."""
 
     def priority(state: State) -> float:
-        if state.before is None:  # the start is the only state at first; later it comes last
+        if state.parent is None:  # the start is the only state at first; later it comes last
             return -math.inf
-        logp, tokens = state.before.path_logp
+        logp, tokens = state.parent.path_logp
         return float(logp / tokens**length_power)
 
     return lambda states, start: max(states, key=priority)
 
 
 def by_ucb(explore: float, alpha: float = 1.0) -> Rule:
-    """Down from the start by the largest value + `explore` · √(log N / n), n the episodes below a turn and N
-    those below its state. Turns without an episode come first, by their value by critique."""
+    """The rule that descends from the start by the largest value + `explore` · √(log N / n), where n counts
+    the episodes below a turn and N those below its state. Turns without an episode come first, ordered by
+    their value by critique."""
 
     def bound(action: Action) -> tuple[bool, float]:
         value = action.value(alpha) or 0.0
         if not action.visits:
             return True, value
-        below = sum(other.visits for other in action.state.actions)
-        return False, value + explore * math.sqrt(math.log(below) / action.visits)
+        total = sum(sibling.visits for sibling in action.state.actions)
+        return False, value + explore * math.sqrt(math.log(total) / action.visits)
 
     def chosen(states: list[State], start: State) -> State:
-        leading: set[int] = set()  # the states, and those above them
+        leading: set[int] = set()  # the states and their ancestors
         for candidate in states:
-            above: State | None = candidate
-            while above is not None:
-                leading.add(id(above))
-                above = None if above.before is None else above.before.state
+            ancestor: State | None = candidate
+            while ancestor is not None:
+                leading.add(id(ancestor))
+                ancestor = None if ancestor.parent is None else ancestor.parent.state
         state: State | None = start
         while state is not None:
             reached = state
@@ -161,11 +162,11 @@ def by_ucb(explore: float, alpha: float = 1.0) -> Rule:
 
 
 def step_pairs(values: Mapping[int, float], *, theta: float, most: int | None = None) -> list[Pair]:
-    """The pairs of one state's actions whose values differ by more than `theta`, the better one first, the
+    """The pairs of one state's actions whose values differ by more than `theta`, the better action first, the
     widest gaps first.
 
-    `values`: by sample of the store. There are as many pairs as the square of the actions; `most` keeps that
-    many. Give them to `Store.add_pairs`.
+    `values`: by id of the stored sample. The number of pairs grows as the square of the actions; `most`
+    limits it. Give them to `Store.add_pairs`.
     """
     if not theta >= 0:
         raise Refused(f"pairs: expected theta of 0 or more, got {theta}")
@@ -180,49 +181,47 @@ def step_pairs(values: Mapping[int, float], *, theta: float, most: int | None = 
 
 
 class SearchOptions(Section):
-    """Fresh groups are found by a search: a tree of turns for each prompt. Each turn is a sample of its own,
-    whose prompt is what was read before it. `sampler.max_new` is of a turn, `environment.max_turns` the
-    depth."""
+    """Fresh groups come from a search: a tree of turns for each prompt. Each turn is a sample, whose prompt
+    is what was read before it. `sampler.max_new` limits a turn, `environment.max_turns` the depth."""
 
     by: Literal["ucb", "best"]
     """which state comes next, of those that were expanded least often. ucb: down from the start by the upper
-    confidence bound of turns (Agent Q, arXiv 2408.07199); best: the largest log-prob of the turns
-    before it over their tokens^`length_power` (BFS-Prover-V2, arXiv 2509.06493)"""
+    confidence bound of turns (Agent Q, arXiv 2408.07199); best: the largest log-prob of the turns before
+    it over their tokens^`length_power` (BFS-Prover-V2, arXiv 2509.06493)"""
     branches: Count = 4
     """turns that are tried at once in a state"""
     expansions: Count = 8
-    """states of a prompt, repeated ones too, in which turns are tried; best ends with the first right
-    episode"""
+    """number of expansions per prompt, repeated states included; best ends with the first right episode"""
     explore: float = field(1.0, ge=0)
     """ucb: c of Q + c √(log N / n)"""
     length_power: Share = 1.0
     """best: 0 is the log-prob, 1 its mean over tokens"""
     critique: str | None = None
-    """a question, such as " Is this a good step? ", that is asked after each turn: the policy's probability
-    of `good` is the turn's value by self-critique. Without it turns have values by the search alone"""
+    """a question, such as " Is this a good step? ", to ask after each turn: the policy's probability of
+    `good` is the turn's value by self-critique. Without it, only the search gives turns values"""
     good: str = "yes"
     """the answer that means that a turn is good"""
     alpha: Share = 0.5
     """share of the search in a turn's value; the rest is the self-critique"""
     train: Literal["pairs", "path"] = "pairs"
-    """what is trained on. pairs: turns of one state whose values differ by more than `theta`, judged; path:
-    the turns of right episodes"""
+    """what to train on. pairs: judged pairs of turns of one state whose values differ by more than `theta`;
+    path: the turns of right episodes"""
     theta: float = field(0.2, ge=0)
-    """pairs: the values of a pair differ by more"""
+    """pairs: least difference of a pair's values, exclusive"""
     most: Count | None = 8
-    """pairs: those of a state with the widest gaps"""
+    """pairs: most pairs per state, those with the widest gaps"""
     right: float = 1.0
-    """path: the least reward of a right episode"""
+    """path: least reward of a right episode"""
 
 
 class SearchingSource:
-    """Fresh groups are states of search trees, and their responses turns."""
+    """A source whose fresh groups are states of search trees, and their responses turns."""
 
     def __init__(self, source: Source, context: Context, options: SearchOptions) -> None:
         inline, environment = context.inline, context.environment
         assert environment is not None
         assert context.config.environment is not None
-        self.turns = context.copying(of_turns(inline, environment))  # with a lag or without
+        self.turns = context.copying(single_turns(inline, environment))  # with or without a lag
         self.prompts, self.store, self.encoder = inline.prompts, context.store, inline.rollout.encoder
         self.environment = environment
         self.search, self.depth = options, context.config.environment.max_turns
@@ -247,7 +246,7 @@ class SearchingSource:
             parts.append(self._expand(states, replace(wanted, before=tried)))
             tried += len(states)
         actions = [action for tree in trees for action in tree.actions]
-        # Into the store: of pairs the search's mean, of paths the best return below.
+        # The stored reward of a turn: for pairs the search's mean, for paths the best return below it.
         rows = []
         for action in actions:
             value = action.mean if search.train == "pairs" else action.best
@@ -263,7 +262,7 @@ class SearchingSource:
         return replace(filled, measured={**filled.measured, "searched": tried})
 
     def _pairs(self, state: State) -> list[Pair]:
-        """The judged turns of a state."""
+        """The judged pairs of a state's turns."""
         values = {}
         for action in state.actions:
             value = action.value(self.search.alpha)
@@ -275,17 +274,17 @@ class SearchingSource:
         """Try turns in these states, and let the environment answer them."""
         n = self.search.branches
         prompts = [state.prompt for state in states]
-        made = self.turns.fill(FillRequest(wanted.step, 0, wanted.first, wanted.before, prompts, n))
-        samples = {sample.id: sample for sample in self.store.samples(ids=made.ids)}
+        filled = self.turns.fill(FillRequest(wanted.step, 0, wanted.first, wanted.before, prompts, n))
+        samples = {sample.id: sample for sample in self.store.samples(ids=filled.ids)}
         actions = []
         for k, state in enumerate(states):
             state.expansions += 1
-            for i in made.ids[k * n : (k + 1) * n]:
+            for i in filled.ids[k * n : (k + 1) * n]:
                 tokens, chosen = samples[i].tokens, samples[i].action
                 assert tokens is not None
                 assert chosen is not None
                 start = int(chosen.argmax())
-                # With the stop text that ended the turn.
+                # The text includes the stop text that ended the turn.
                 text = self.encoder.decode(tokens[start:].tolist(), tokens[:start].tolist())
                 action = Action(samples[i], text, state)
                 self._answer(action)
@@ -298,10 +297,10 @@ class SearchingSource:
             critics = answer_probabilities(self.learner, contexts, self.search.good)
             for action, critic in zip(actions, critics, strict=True):
                 action.critic = critic
-        return made
+        return filled
 
     def _answer(self, action: Action) -> None:
-        """The environment's answer to a turn, after those before it: the next state, or the end."""
+        """Replay the turns and let the environment answer the last one: the next state, or the end."""
         state, sample, text = action.state, action.sample, action.text
         cut = sample.meta["finish"] == "length"
         reply = self._replayed(state, text, cut=cut)
@@ -318,10 +317,10 @@ class SearchingSource:
         action.next = State(following, turns, action, reward)
 
     def _replayed(self, state: State, text: str, *, cut: bool) -> Turn | None:
-        """The answer to a turn: the same prompt and turns give the same answers. None where it fails."""
+        """The answer to a turn, as the same prompt and turns give the same answers. None if it fails."""
         start = state
-        while start.before is not None:
-            start = start.before.state
+        while start.parent is not None:
+            start = start.parent.state
         root = Prompt(start.prompt.text, columns=state.prompt.columns)
         try:
             played = self.environment.reset(root)
@@ -332,20 +331,20 @@ class SearchingSource:
             return None
 
     def _following(self, state: State, text: str, reply: Turn, sample: Sample) -> Prompt | None:
-        """What the policy reads next; None where it leaves no room for a turn."""
+        """What the policy reads next; None if that leaves no room for a turn."""
         assert reply.observation is not None
-        read = state.prompt.text
-        if isinstance(read, str):
-            following: Any = read + text + reply.observation
+        history = state.prompt.text
+        if isinstance(history, str):
+            following: Any = history + text + reply.observation
         else:
             answer = {"role": "assistant", "content": text}
-            following = [*read, answer, {"role": reply.role, "content": reply.observation}]
+            following = [*history, answer, {"role": reply.role, "content": reply.observation}]
         prompt = Prompt(following, columns={**state.prompt.columns, "parent": str(sample.id)})
         return prompt if can_be_asked(prompt, self.encoder) else None
 
 
-def of_turns(source: InlineSource, environment: Environment) -> InlineSource:
-    """The same source for single turns, which nothing scores."""
+def single_turns(source: InlineSource, environment: Environment) -> InlineSource:
+    """The same source for single turns, without a reward."""
     rollout = copy(source.rollout)
     rollout.environment = None
     stops = tuple(dict.fromkeys((*source.config.sampler.stop, *environment.stop)))

@@ -16,7 +16,7 @@ from agro_papers.flow_reward import FlowReward
 
 
 def write(model: str, path: Path, out: Path) -> int:
-    """The responses written."""
+    """Return the number of written responses."""
     policy = Policy.load(PolicyConfig(model=model))
     with Store.open(path, read_only=True) as store:
         samples = [policy.encode(sample) for sample in store.samples(scored=True)]

@@ -39,7 +39,7 @@ def train(model: str, prompts: str, reward: str, out: Path, steps: int = 20, lr:
             known = [r for r in rewards if r is not None]
             means.append(sum(known) / len(known))
 
-            # What was drawn least comes first: the fresh groups, then older ones, on equal terms.
+            # The least-drawn groups come first: the fresh ones, then older ones.
             rule = DrawRule(groups=12, min_group=2, fewer=True)
             drawn = store.draw(rule, At(run="own", step=step, seed=0, version=step))
             batch = collate([policy.encode(s) for s in drawn.samples], version=step)

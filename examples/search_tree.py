@@ -2,8 +2,8 @@
 
 python examples/search_tree.py STORE THETA
 
-Here a state of the tree is a prompt, and the value of an action its reward: a tree of one level. Of a search
-of your own it is the mean return of the visits below an action, or the average of that and a critic's value.
+Here a state of the tree is a prompt, and the value of an action its reward: a tree of one level. In your own
+search it is the mean return of the visits below an action, or its average with a critic's value.
 """
 
 import sys
@@ -15,7 +15,7 @@ from agro_papers.tree_search import step_pairs
 
 
 def judge(path: Path, theta: float) -> tuple[int, int]:
-    """The pairs added, and the samples without a reward, which are in none."""
+    """Return the numbers of added pairs and of samples without a reward, which are in no pair."""
     unscored = 0
     states: dict[str, dict[int, float]] = defaultdict(dict)
     with Store.open(path) as store:

@@ -1,4 +1,4 @@
-"""What the sources of `agro_papers.methods` claim."""
+"""The claims that the papers behind `agro_papers.methods` make."""
 
 from agro.proof.claim import Claims
 from agro_papers.claims import (

@@ -1,7 +1,7 @@
-"""Claims of agro_papers.methods.experts: an expert's responses beside the policy's, and chosen texts.
+"""Claims about agro_papers.methods.experts: an expert's responses with the policy's, and chosen texts.
 
-q [X,Y] are the expert's probabilities. A group has n responses of the policy and one of the expert. The other
-letters are those of `agro.proof.formulas`. Formulas take their objectives' options.
+q [X,Y] are the expert's probabilities. A group has n responses of the policy and one of the expert. For the
+other symbols see `agro.proof.formulas`. Formulas take their objectives' options.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from agro.proof.claims.teaching_claims import of_texts
 from agro.proof.formulas import Situation, per_token
 
 Clip = tuple[float, float]
-Advantage = Callable[[Tensor], Tensor]  # of rewards [...,n+1], those of the expert last
+Advantage = Callable[[Tensor], Tensor]  # from rewards [...,n+1], the expert's last
 
 
 def anchored(r: Tensor, factor: float = 1.2) -> Tensor:
-    """Of own responses among themselves; the expert's is that of the best of them, times `factor`."""
+    """The advantage among own responses; the expert's is the best of these times `factor`."""
     sampled = standardized(r[..., :-1])
     return torch.cat([sampled, factor * sampled.amax(-1, keepdim=True)], -1)
 
 
 def capped(r: Tensor, share: float = 0.8) -> Tensor:
-    """With the expert's reward at most a share of the group's highest."""
+    """The advantage with the expert's reward at most a share of the group's highest."""
     expert = torch.minimum(r[..., -1:], share * r.amax(-1, keepdim=True))
     return standardized(torch.cat([r[..., :-1], expert], -1))
 
 
 def reshaped(r: Tensor, threshold: float = 0.8) -> Tensor:
-    """With all rewards shaped (TempSamp-R1)."""
+    """The advantage with all rewards shaped (TempSamp-R1)."""
     over, under = r - threshold, threshold - r
     low = threshold - (under.exp() - 1) / (math.e - 1)
     return standardized(torch.where(over >= 0, threshold + 0.01 * (over.clamp(min=0) + 1).log(), low))
 
 
 def gain(w: Tensor, A: Tensor, clip: Clip | None, dual: float | None = None) -> Tensor:
-    """min(w A, clamp(w) A), and where A < 0 at least dual · A."""
+    """min(w A, clamp(w) A), and for A < 0 at least dual · A."""
     low, high = (-math.inf, math.inf) if clip is None else (1 - clip[0], 1 + clip[1])
     return clipped_claims.gain(w, A, low, high, dual)
 
@@ -58,7 +58,7 @@ def q_of(s: Situation) -> Tensor:
 
 
 def hybrid(s: Situation, offline: float = 1.0) -> Tensor:
-    """−E_μ (r − V) log π, V a constant, and ½ (r − V)² of own responses and of the expert's (HNPG)."""
+    """−E_μ (r − V) log π, V a constant, and ½ (r − V)² on own and on the expert's responses (HNPG)."""
     off_XY = s.reward - s.value
     on_policy = s.mean(0.5 * off_XY.square() - off_XY.detach() * s.policy.logp())
     return on_policy + offline * (q_of(s) * 0.5 * off_XY.square()).sum(1).mean()
@@ -73,7 +73,7 @@ def mixed(
 ) -> Tensor:
     """−E of the mean over a group's n + 1 responses of Σ_t term(w_t, A) and Σ_t A · expert_t.
 
-    With `average` "token" it is the mean over the tokens of each.
+    With `average` "token" each sum is a mean over the response's tokens.
     """
     space, first_K = s.policy.space, s.groups[:, 0]
     lengths_Y = space.lengths if average == "token" else torch.ones_like(space.lengths)
@@ -95,8 +95,8 @@ def chord(
     expert_weight: str = "phi",
     clip: Clip = (0.2, 0.2),
 ) -> Tensor:
-    """(1 − μ) of clipped gains over the mean length of own responses, μ of −φ log π over that of the
-    expert's (CHORD)."""
+    """(1 − μ) times the clipped gains over the mean length of own responses, plus μ times −φ log π over that
+    of the expert's (CHORD)."""
     space, first_K = s.policy.space, s.groups[:, 0]
     r_XKn = s.reward[:, s.groups]
     A = standardized(r_XKn)[..., :1]
@@ -129,7 +129,7 @@ def guide(s: Situation, gamma: float | None = None, clip: Clip = (0.2, 0.2)) -> 
 
 
 def tempsamp(s: Situation, fix: str, fix_at: float | None = None, clip: Clip = (0.2, 0.2)) -> Tensor:
-    """−A log π of the expert's responses (TempSamp-R1)."""
+    """−A log π on the expert's responses (TempSamp-R1)."""
     of_fix = {"shape": reshaped, "cap": capped, "anchor": anchored}[fix]
     advantage = of_fix if fix_at is None else lambda r: of_fix(r, fix_at)
     return mixed(s, advantage, s.policy.logp_tokens(), lambda w, A: gain(w, A, clip), "token")
@@ -154,7 +154,7 @@ def one_token(s: Situation, negative: float = -0.1, temperature: float = 1.0, dr
 
 
 def in_band(s: Situation, low: float, high: float) -> Tensor:
-    """Imitation of responses whose mean of −log π over their tokens is between two quantiles over μ."""
+    """Imitation of responses whose mean −log π over tokens is between two quantiles over μ."""
     nll = -(s.policy.logp().detach() / s.policy.space.lengths)
     lower, upper = (quantile(nll.flatten(), s.p.flatten(), share) for share in (low, high))
     return formulas.imitation(s, ((nll >= lower) & (nll <= upper)).double())
@@ -164,7 +164,7 @@ Expert = Literal["apart", "member", "hinted"]
 
 
 def mixing(formula: Callable[..., Tensor], expert: Expert, **fields: Any) -> Callable[..., Claims]:
-    """Own responses and one of an expert; standardized or clipped, so that noise in rewards matters."""
+    """Claims on own responses and one of an expert; standardized or clipped, so noise in rewards matters."""
     return of_options(formula, BEHAVIOR, noise=False, n=(2,), expert=expert, **fields)
 
 
@@ -201,7 +201,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "otr": (
         of_texts(one_token, PROPOSALS, DESCENT),
         of_texts(lambda s: one_token(s, -0.3, 1.5), PROPOSALS, negative=-0.3, temperature=1.5),
-        # Given the draws; their mean is the first claim.
+        # For given draws; the first claim is their mean.
         of_texts(lambda s: one_token(s, -0.1, 1.5, 4), PROPOSALS, temperature=1.5, draws=4.0, seed=3.0),
     ),
     "middle_band": (of_texts(lambda s: in_band(s, 0.2, 0.7), (), 100, low=0.2, high=0.7),),

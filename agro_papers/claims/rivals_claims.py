@@ -1,4 +1,4 @@
-"""Claims of agro_papers.methods.rivals: on pairs, and on groups."""
+"""Claims about agro_papers.methods.rivals, on pairs and on groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agro_papers.claims.weighted_claims import masked
 
 
 def flipping(s: Situation, doubt: str = "flip") -> Tensor:
-    """E −log σ(β(ρ_w − s ρ_0)), s = 1 where ρ_w ≥ 0, else −1, or 0 (SePPO)."""
+    """E −log σ(β(ρ_w − s ρ_0)), s = 1 if ρ_w ≥ 0, else −1, or 0 (SePPO)."""
 
     def loss(w: Tensor, x: Tensor) -> Tensor:
         sign = torch.where(w.detach() >= 0, 1.0, -1.0 if doubt == "flip" else 0.0)
@@ -42,8 +42,8 @@ BY_VOTED_WINS = End(
 
 
 def by_meaning(s: Situation, variance: float, threshold: float) -> Tensor:
-    """E of −log σ(β(ρ̄_W − ρ̄_L)) and of λ times the mean variance of ρ within a good meaning, where ρ̄ are
-    means over meanings of the mean of each (GEPO)."""
+    """E of −log σ(β(ρ̄_W − ρ̄_L)) and of λ times the mean variance of ρ within a good meaning; ρ̄ are means
+    over meanings of each meaning's mean (GEPO)."""
     meaning_Kn = meaning_of(s.groups)
     same_Knn = (meaning_Kn[:, :, None] == meaning_Kn[:, None, :]).double()
     size_Kn = same_Knn.sum(-1)
@@ -60,7 +60,7 @@ def by_meaning(s: Situation, variance: float, threshold: float) -> Tensor:
 
 
 def by_reward(s: Situation, variance: float, threshold: float) -> Tensor:
-    """E of −log σ(β(ρ̄_W − ρ̄_L)) where a group has both, and of λ Var_W(ρ) (GEPO)."""
+    """E of −log σ(β(ρ̄_W − ρ̄_L)) if a group has both kinds, and of λ Var_W(ρ) (GEPO)."""
     d_XKn, good = s.d[:, s.groups], (s.reward[:, s.groups] > threshold).double()
     n_W, n_L = good.sum(-1), (1 - good).sum(-1)
     mean_W = (d_XKn * good).sum(-1) / n_W.clamp(min=1)

@@ -1,7 +1,7 @@
-"""Claims of agro_papers.methods.trust_region.
+"""Claims about agro_papers.methods.trust_region.
 
-Their formulas are built on those of `agro.proof.claims.clipped_claims`, and take their objectives' options.
-For BAPO sums over the step are those of its groups, which have one size.
+The formulas use those of `agro.proof.claims.clipped_claims`, and take their objectives' options. BAPO's sums
+over the step are sums over its groups, which all have the same size.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from agro.proof.claims.clipped_claims import Limits, clipped_surrogate, first_re
 from agro.proof.formulas import Situation, per_token
 
 Average = float | str
-Bound = tuple[float, float, float]  # its start, maximum and step
+Bound = tuple[float, float, float]  # start, maximum and step
 
 
 def deepseek(s: Situation, clip: Limits = (0.2, 0.2), off_policy: float = 0.5) -> Tensor:
-    """Without responses with A < 0 whose mean log μ/π is above a limit (DeepSeek-V3.2)."""
+    """PPO's clip without responses with A < 0 whose mean log μ/π is above a limit (DeepSeek-V3.2)."""
     plain = clipped_surrogate(log_ratio(s), 1 - clip[0], 1 + clip[1])
     far_XY = -s.e / s.policy.space.lengths > off_policy
 
@@ -61,7 +61,7 @@ def divergent(
     limit: float = 0.2,
     average: Average = "token",
 ) -> Tensor:
-    """−w A, and 0 where π − μ has the sign of A and the divergence is above the limit (DPPO)."""
+    """−w A, or 0 if π − μ has the sign of A and the divergence is above the limit (DPPO)."""
     w_XYT = s.e_tokens.exp()
     q = s.policy.logp_tokens().detach().exp()
     p = q / w_XYT.detach()
@@ -119,7 +119,7 @@ def bapo_code(
     high: Bound = (1.2, 2.0, 0.1),
     criterion: str = "value",
 ) -> Tensor:
-    """c_low first, tokens count alike, P/N is the target, and the gain is 3 A at least where A < 0 (BAPO, the
+    """c_low first, tokens count equally, P/N is the target, and for A < 0 the gain is at least 3 A (BAPO, the
     code)."""
     short = _shortage(s, target, torch.ones_like(s.e_tokens), criterion)
     c_low = _raised(low, lambda c: short(c, high[0]))
@@ -138,7 +138,7 @@ def _shortage(
     s: Situation, odds: float, counts_XYT: Tensor, criterion: str
 ) -> Callable[[float, float], bool]:
     """Whether P < odds N at c_low, c_high: E of |A| w over tokens with A > 0, w at most c_high, and over
-    those with A < 0, w at least c_low; by the gradient without the tokens beyond."""
+    those with A < 0, w at least c_low; with the criterion "gradient", without the tokens beyond."""
     w_XYT = log_ratio(s).detach().exp()
 
     def total(value_XYT: Tensor, sign: float) -> Tensor:
@@ -170,7 +170,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         deepseek_v32(clipped_claims.REGULARIZED, penalty=clipped_claims.unbiased_k3),
         deepseek_v32(DRAWN, beta=0.0, ratio="old", clip=(0.1, 0.4), off_policy=0.2, drifted=True),
     ),
-    # Linear in an advantage that isn't standardized, so that rewards count with their mean.
+    # Linear in an advantage that isn't standardized, so only the mean of rewards matters.
     "kimi_k25": (
         replace(kimi_k25(updates=DESCENT), noise=True),
         replace(kimi_k25(pull=0.3), noise=True),

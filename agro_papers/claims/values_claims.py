@@ -1,4 +1,4 @@
-"""Claims of agro_papers.methods.values."""
+"""Claims about agro_papers.methods.values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from agro_papers.claims.experts_claims import hybrid
 
 
 def half_square_with_normalizer(s: Situation) -> Tensor:
-    """½β E_μ (d + V − r/β)², V the log of the sum of exp of the logits at the first token (TBRM)."""
+    """½β E_μ (d + V − r/β)², V = log Σ exp of the logits at the first token (TBRM)."""
     start_XY = s.policy.normalizer()[:, s.policy.space.places[:, 0]]
     return 0.5 * s.beta * s.mean((s.d + start_XY - s.reward / s.beta).square())
 
 
 def prefix_residuals(s: Situation) -> Tensor:
     """E_μ of the mean of ½ (V(y_<i) − Σ_{i≤u<j} (r_u − βd_u) − V(y_<j))² over all i < j, r at the last
-    token, V = 0 after it; the part that goes to the policy is divided by β."""
+    token, V = 0 after it; the policy's part of the gradient is divided by β."""
     space, total_XY = s.policy.space, torch.zeros_like(s.reward)
     d_XYT = sloped(s.d_tokens, 1 / s.beta)
     for y, T in enumerate(space.lengths.tolist()):
@@ -38,8 +38,8 @@ def prefix_residuals(s: Situation) -> Tensor:
 
 
 def residuals_to_end(s: Situation) -> Tensor:
-    """E_μ of the mean over t of ½ (r − β Σ_{u≥t} d_u − V(y_<t))², later d without gradient (OREO); the part
-    that goes to the policy is divided by β."""
+    """E_μ of the mean over t of ½ (r − β Σ_{u≥t} d_u − V(y_<t))², later d without gradient (OREO); the
+    policy's part of the gradient is divided by β."""
     space, total_XY = s.policy.space, torch.zeros_like(s.reward)
     d_XYT, place = s.d_tokens, space.places
     for y, T in enumerate(space.lengths.tolist()):
@@ -60,7 +60,7 @@ def tapered(
     positive: tuple[float, float] = (1.0, 1.0),
     negative: tuple[float, float] = (0.0, 1.0),
 ) -> Tensor:
-    """−E_μ[Σ_t k_t (r − ½) log π_t / T], k the ratio π/μ without gradient, clamped to `positive` where r > ½,
+    """−E_μ[Σ_t k_t (r − ½) log π_t / T], k the ratio π/μ without gradient, clamped to `positive` if r > ½,
     else to `negative` (TOPR)."""
     e_XYT, T = s.e_tokens.detach(), s.policy.space.lengths
     total_XY1 = e_XYT.sum(2, keepdim=True)
@@ -71,8 +71,8 @@ def tapered(
 
 
 def token_baselines(s: Situation) -> Tensor:
-    """−E Σ_t (r − b_t) log π of the first response of a group, b_t the mean of those with a t-th token, by
-    weights of the squared norm of the gradient in the logits up to it (OTB)."""
+    """−E Σ_t (r − b_t) log π of a group's first response, b_t the mean over those with a t-th token, weighted
+    by the squared norm of the gradient in the logits up to it (OTB)."""
     space, first_K = s.policy.space, s.groups[:, 0]
     logits_XYTV = s.policy.logp_next().detach()[:, space.places]
     squares_XYT = logits_XYTV.exp().square().sum(-1)
@@ -88,10 +88,10 @@ def token_baselines(s: Situation) -> Tensor:
 RESIDUALS: dict[str, Any] = {"ends": "optimum", "shift": False, "reference_shift": False, "n": (1, 2)}
 tbrm = of_options(half_square_with_normalizer, (*REGULARIZED, "normalizer"), episodes=False, **RESIDUALS)
 prefix_consistency = of_options(consistent, (*REGULARIZED, "prefix_value"), episodes=False, **RESIDUALS)
-# Its own samples are fresh; with each group comes one response of an expert, whoever that is.
+# The policy's own samples are fresh; each group also has one response of any expert.
 hnpg = of_options(hybrid, ("reward", "value", "fresh"), shift=False, n=(1, 2), expert="apart")
 otb = of_options(token_baselines, ("reward", "groups", "proposal"), shift=False, episodes=False)
-# A response whose reward crosses the baseline changes its weight, so a shift and noise matter.
+# A reward that crosses the baseline changes its response's weight, so a shift and noise matter.
 topr = of_options(tapered, ("reward", "behavior_logp"), shift=False, noise=False, n=(1, 2))
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {

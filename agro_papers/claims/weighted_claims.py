@@ -1,6 +1,6 @@
-"""Claims of agro_papers.methods.weighted: policy gradients with weights and masks of tokens.
+"""Claims about agro_papers.methods.weighted: policy gradients with weights and masks of tokens.
 
-The letters are those of `agro.proof.formulas`. Formulas take their objectives' options.
+For the symbols see `agro.proof.formulas`. Formulas take their objectives' options.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Limits = tuple[float, float]
 
 
 def opmd(tau: float = 1.0, form: str = "simple") -> Weight:
-    """A number, that of the step (OPMD)."""
+    """A constant factor (OPMD)."""
     factor = 1 / (1 + tau) if form == "simple" else 2 * tau / max(1.0, tau)
     return lambda w, A: factor * torch.ones_like(w)
 
@@ -37,7 +37,7 @@ def opmd(tau: float = 1.0, form: str = "simple") -> Weight:
 def masked(
     mask: str = "none", token_weight: str = "none", clip: Limits = (0.2, 0.2), ring: Limits = (0.6, 2.0)
 ) -> Weight:
-    """1 or the ratio, of the tokens that REC keeps."""
+    """1 or the ratio for the tokens that REC keeps, else 0."""
     low, high = 1 - clip[0], 1 + clip[1]
 
     def weight(w: Tensor, A: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def clamped(clip: Limits = (1.0, 0.28)) -> Weight:
 
 
 def times_prefix_minimum(clip: Limits = (1.0, 0.28), cap_at_one: bool = False) -> Weight:
-    """The ratio times the minimum of those before it, limited (MinPRO)."""
+    """The ratio times the minimum of the previous ones, limited (MinPRO)."""
 
     def weight(w: Tensor, A: Tensor) -> Tensor:
         columns = []
@@ -87,18 +87,18 @@ def gamma(positive: Limits = (2.0, 3.0), negative: Limits = (3.0, 2.0)) -> Weigh
 def over_tokens(
     weight: Callable[..., Weight], default: str = "mean", *, episodes: bool = True
 ) -> Callable[..., Claims]:
-    """Claims by options of −k A log π, mean over all tokens, k = `weight` of the options.
+    """Claims by options about −k A log π, mean over all tokens, k = `weight` of the options.
 
-    Larger groups count more: groups have one size. `default`: the advantage where the options have none.
+    Larger groups count more, but all groups have one size. `default`: the advantage if the options have none.
     """
 
     def claim(
         needs: tuple[str, ...] = BEHAVIOR, updates: int = 0, *, noise: bool = False, **options: Any
     ) -> Claims:
         kind = options.get("advantage", default)
-        own = {key: value for key, value in options.items() if key not in ("advantage", "ratio")}
+        settings = {key: value for key, value in options.items() if key not in ("advantage", "ratio")}
         return Claims(
-            lambda s: weighed(s, kind, weight(**own)),
+            lambda s: weighed(s, kind, weight(**settings)),
             "elsewhere",
             needs,
             options,
@@ -134,8 +134,7 @@ def mirrored(s: Situation, step_size: float = 1.0, kl: str = "weighted") -> Tens
 
 
 def within_budget(s: Situation, budget: float = 0.04, tokens: str = "all") -> Tensor:
-    """−E[Σ_t M w A] over the mean number of tokens; the squared log-ratios from some value on are masked
-    (M2PO)."""
+    """−E[Σ_t M w A] over the mean number of tokens; M masks squared log-ratios from some value on (M2PO)."""
     first_K = s.groups[:, 0]
     A_XK1 = advantage_of_first(s, "standardized")[..., None]
     e_XKT = s.e_tokens.detach()[:, first_K]

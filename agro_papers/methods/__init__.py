@@ -1,4 +1,4 @@
-"""Objectives of single papers, one family a file, with the recipes of methods.toml."""
+"""Objectives of single papers, one family per file, with the recipes of methods.toml."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""Objectives that mix the policy's own samples with an expert's (rows of role "expert"), or with hinted ones,
-and imitation of chosen texts, or of what a policy would write in a text's place.
+"""Objectives that mix the policy's own samples with an expert's (rows of role "expert") or with hinted ones,
+and imitation of chosen texts, or of what a policy would write in place of a text.
 
-Of an expert's rows no log-prob of another policy is read: nobody knows with what probability it wrote them.
+They read no log-prob of another policy for an expert's rows: the expert's probabilities are unknown.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from agro.types import Batch, Tensor
 
 def policy_advantage(groups: Groups) -> Tensor:
     """[N] (r − r̄)/(std + 1e-6) among the group's own responses; 0 for an expert's."""
-    # Experts' responses are compared among themselves.
+    # A group's expert responses are standardized separately, and then dropped.
     off_N = standardize(groups.reward, 2 * groups.group + groups.by_expert)
     return torch.where(groups.by_expert, 0.0, off_N)
 
@@ -61,7 +61,7 @@ def policy_log_ratio(streams: Streams, batch: Batch, ratio: str, policy_BT: Tens
 def policy_gain(
     w_BT: Tensor, advantage_BT: Tensor, clip: tuple[float, float] | None, dual_clip: float | None = None
 ) -> Tensor:
-    """[B,T] min(w A, clamp(w, 1−ε_low, 1+ε_high) A), and where A < 0 at least c A."""
+    """[B,T] min(w A, clamp(w, 1−ε_low, 1+ε_high) A), and for A < 0 at least c A."""
     gain_BT = w_BT * advantage_BT
     if clip is not None:
         gain_BT = clipped_gain(w_BT, advantage_BT, 1 - clip[0], 1 + clip[1])
@@ -69,11 +69,11 @@ def policy_gain(
 
 
 def shaped(log_ratio_BT: Tensor, log_gamma: float | Tensor) -> Tensor:
-    """[B,T] w/(w + γ) of log w."""
+    """[B,T] w/(w + γ), from log w."""
     return (log_ratio_BT - log_gamma).sigmoid()
 
 
-QUANTILE = 0.9  # of the ratios of hinted tokens (Guide)
+QUANTILE = 0.9  # of hinted tokens' ratios (Guide)
 SHAPE = (0.01, 1.0)  # a₁ and a₂ of TempSamp-R1
 FIXES = {"shape": 0.8, "cap": 0.8, "anchor": 1.2}
 
@@ -86,9 +86,7 @@ PolicyRatio = Annotated[
 ]
 OptionalClip = Annotated[
     tuple[float, float] | None,
-    Option(
-        "how far below and above 1 the ratio of own tokens may go; no limit where not given", "ratio", ge=0
-    ),
+    Option("how far below and above 1 the ratio of own tokens may go; no limit if not given", "ratio", ge=0),
 ]
 
 
@@ -107,11 +105,11 @@ def chord(
     """CHORD (arXiv 2508.11408): (1 − μ) · mean of −min(w A, clamp(w) A) over own tokens + μ · mean of
     −φ(p) log p over the expert's tokens, φ(p) = p (1 − p) without gradient.
 
-    Each mean is over all such tokens of the step; without any it is 0. A is (r − r̄)/(std + 1e-6) among the
-    group's own responses; rewards of an expert aren't read. `mu` may be a schedule:
+    Each mean is over all such tokens of the step, and 0 without any. A is (r − r̄)/(std + 1e-6) among the
+    group's own responses; an expert's rewards aren't read. `mu` may be a schedule:
     the paper's is {start = 0.9, end = 0.05, steps = 200, shape = "cosine", warmup = 0} with expert_weight
-    "none" (CHORD-μ), and 0.1 with "phi" (CHORD-φ). φ ≤ ¼, so at equal μ its term is at least four times
-    weaker. "probability" is the code's "sft_is". Its cutoff of the probability isn't here: 1 by default.
+    "none" (CHORD-μ), and 0.1 with "phi" (CHORD-φ). Since φ ≤ ¼, its term is at least four times weaker at
+    equal μ. "probability" is the code's "sft_is", without its cutoff of the probability (1 by default).
     """
     groups, logp_BT = Groups.of(batch), streams["logp"]
     by_expert_BT = groups.at_tokens(groups.by_expert)
@@ -144,9 +142,9 @@ def luffy(
     """LUFFY (ElliottYan/LUFFY, policy shaping): Σ over tokens of −A p/(p + γ) on an expert's responses and of
     −A w on own ones, w = π/μ; mean in a group, then over groups.
 
-    A = r − r̄ of the group with the expert's responses in it. An expert's token counts A γ p/(p + γ)², most
-    (A/4) at p = γ, and isn't clipped. The code divides the sum by the longest length, a constant. It adds an
-    entropy bonus of 0.001, which isn't here.
+    A = r − r̄ of the group including the expert's responses. An expert's token has the gradient weight A γ
+    p/(p + γ)², largest (A/4) at p = γ, and isn't clipped. The code divides the sum by the longest length, a
+    constant, and adds an entropy bonus of 0.001, which isn't here.
     """
     groups, logp_BT = Groups.of(batch), streams["logp"]
     expert_BT = groups.at_tokens(groups.by_expert)
@@ -176,10 +174,10 @@ def guide(
     """Guide (arXiv 2506.13923): Σ over tokens of −A w/(w + γ) on hinted responses, w = π(y_t | x)/μ(y_t | x,
     hint), and of −min(w A, clamp(w) A) on the others; mean in a group, then over groups.
 
-    γ is without gradient: the least ratio that 0.9 of the step's hinted tokens don't exceed, so a factor on
-    all of them changes nothing. Hinted responses aren't clipped. Their recorded log-probs are those with the
-    hint in the prompt, their tokens have the prompt without it, and meta.hint names it. The code has a floor
-    of 1e-4 for γ, which nothing needs here, and divides the sum by the longest length, a constant.
+    γ has no gradient: it is the least ratio that 0.9 of the step's hinted tokens don't exceed, so a factor on
+    all of them changes nothing. Hinted responses aren't clipped. Their recorded log-probs are given the hint
+    in the prompt, their tokens have the prompt without it, and meta.hint names it. The code has a floor of
+    1e-4 for γ, which isn't needed here, and divides the sum by the longest length, a constant.
     """
     groups = Groups.of(batch)
     hinted_B1 = (batch.extra["hinted"] > 0)[:, None]
@@ -208,13 +206,13 @@ def tempsamp_r1(
     *,
     fix: Annotated[
         Literal["shape", "cap", "anchor"],
-        Option("of the expert's reward: shaped with all rewards, capped, or its advantage that of the best"),
+        Option("the expert's reward: shaped like all rewards, capped, or its advantage set by the best one"),
     ] = "shape",
     fix_at: Annotated[
         float | None,
         Option(
             "the reward at which shaping flattens (0.8), the cap's share of the group's highest reward "
-            "(0.8), or the factor on the best own advantage (1.2); the paper's where not given",
+            "(0.8), or the factor on the best own advantage (1.2); the paper's if not given",
             "see fix",
             gt=0,
         ),
@@ -223,12 +221,12 @@ def tempsamp_r1(
     clip: Clip = (0.2, 0.2),
     beta: Beta = 0.0,
 ) -> Terms:
-    """TempSamp-R1 (arXiv 2509.18056): GRPO on a group of own responses and an expert's one, whose reward is
+    """TempSamp-R1 (arXiv 2509.18056): GRPO on a group of own responses and one of an expert, whose reward is
     fixed in one of three ways; the expert's tokens have the ratio 1: −A log π, A without gradient.
 
     shape: r' = τ + 0.01 log(r − τ + 1) from τ on, τ − (e^(τ−r) − 1)/(e − 1) below, for all rewards, which are
     from 0 to 1. cap: r' = min(r, 0.8 r_max) for the expert's. A = (r' − r̄')/(std + 1e-6) in both. anchor: A
-    among own responses alone, and 1.2 max_i A_i for the expert's, which is 0 where all own rewards are equal.
+    among only own responses, and 1.2 max_i A_i for the expert's, which is 0 if all own rewards are equal.
     β k3 as in `grpo`; the paper's β wasn't read, nor whether r_max is the group's (here) or the largest
     possible one.
     """
@@ -246,7 +244,7 @@ def tempsamp_r1(
 
 
 def _fixed_advantage(groups: Groups, fix: str, fix_value: float) -> Tensor:
-    """[N] of own responses and the expert's."""
+    """[N] the advantages of own responses and the expert's."""
     if fix == "anchor":
         policy_N = policy_advantage(groups)
         best_G = groups.largest(torch.where(groups.by_expert, -math.inf, policy_N))
@@ -262,7 +260,7 @@ def _fixed_advantage(groups: Groups, fix: str, fix_value: float) -> Tensor:
 
 
 def shape_reward(r: Tensor, threshold: float) -> Tensor:
-    """Flat above the threshold, steep far below it (TempSamp-R1)."""
+    """The reward, flat above the threshold and steep far below it (TempSamp-R1)."""
     a1, a2 = SHAPE
     over = (r - threshold).clamp(min=0)
     under = (threshold - r).clamp(min=0)
@@ -286,21 +284,21 @@ def otr(
     ] = 1.0,
     draws: Annotated[
         float,
-        Option("K tokens drawn from q at each position, as in the paper; 0: the expectation", "tokens", ge=0),
+        Option("K tokens drawn from q per position, as in the paper; 0: the expectation", "tokens", ge=0),
     ] = 0.0,
     seed: Annotated[
         float,
-        Option("of the draws, which also depend on the tokens before; a schedule changes them", "number"),
+        Option("seed of the draws, which also depend on earlier tokens; a schedule changes them", "number"),
     ] = 0.0,
 ) -> Terms:
     """One-token rollout (OTR, arXiv 2509.26313): −[q(x) log π(x) + β_o Σ_{a≠x} q(a) log π(a)] at each given
     token x, q without gradient; mean over all tokens of the step.
 
     This is the expectation over the paper's K = 256 draws from q, whose rewards are 1 for the given token and
-    β_o for others. `draws` = K takes their shares in place of q: −(1/K) Σ_j R_j log π(a_j), the same gradient
-    on average, and a noisier one. At κ = 1 that average is the gradient of sft with each token weighted by p,
-    times 1 − β_o. The paper's κ is above 1; the number wasn't read. Other draws at each step: seed = {start =
-    0, end = STEPS, steps = STEPS}.
+    β_o for others. `draws` = K uses their shares in place of q: −(1/K) Σ_j R_j log π(a_j), which has the same
+    gradient on average, but noisier. At κ = 1 that average is the gradient of sft with each token weighted by
+    p, times 1 − β_o. The paper's κ is above 1; the number wasn't read. For other draws at each step set seed
+    = {start = 0, end = STEPS, steps = STEPS}.
     """
     q_BT, mean_BT = streams["proposal"].detach(), streams["proposal_mean"]
     right_BT = q_BT * streams["logp"]
@@ -309,11 +307,12 @@ def otr(
 
 
 def middle_band(streams: Streams, batch: Batch, *, low: Quantile, high: Quantile) -> Terms:
-    """The middle of the perplexities (BFS-Prover-V2, arXiv 2509.06493): −log π of responses whose mean −log
-    π per token lies between two quantiles of the step's; mean over their tokens.
+    """Imitate responses of medium perplexity (BFS-Prover-V2, arXiv 2509.06493): −log π of responses whose
+    mean −log π per token lies between two quantiles over the step; mean over their tokens.
 
-    What is too easy and what is noise is left out. The quantile of a share is the least number that so many
-    don't exceed. The paper's shares weren't read. It filters tactics, which are samples of their own here.
+    This leaves out what is too easy and what is noise. The quantile of a share is the least number that this
+    share doesn't exceed. The paper's shares weren't read. It filters tactics, which are separate samples
+    here.
     """
     groups, logp_BT = Groups.of(batch), streams["logp"]
     nll_N = -groups.mean_tokens(logp_BT.detach())
@@ -325,7 +324,7 @@ def middle_band(streams: Streams, batch: Batch, *, low: Quantile, high: Quantile
     return Terms(mean_over(token_weight(batch), band_BT, -logp_BT), metrics={"kept_share": share_in_band})
 
 
-_apart = always(except_experts(REWARD), except_experts(GROUPS))  # responses of an expert aren't compared
+_apart = always(except_experts(REWARD), except_experts(GROUPS))  # an expert's responses aren't compared
 
 
 def _otr_needs(options: Options) -> set[Need]:
@@ -333,8 +332,8 @@ def _otr_needs(options: Options) -> set[Need]:
     for key in numbers:
         if isinstance(options.get(key), int | float):  # not a schedule
             numbers[key] = float(options[key])
-    drawn = {**numbers, "draws": int(numbers["draws"])}
-    return {changed(need, **drawn) for need in (PROPOSAL, PROPOSAL_MEAN)}
+    values = {**numbers, "draws": int(numbers["draws"])}
+    return {changed(need, **values) for need in (PROPOSAL, PROPOSAL_MEAN)}
 
 
 RATIO_MAX = ("ratio_max",)

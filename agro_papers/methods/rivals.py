@@ -1,5 +1,5 @@
-"""Preferences: pairs that a run makes itself, a demonstration over a sample of an earlier version or two
-turns of a search; pairs with votes; and responses of a group that are equivalent by their reward, or meaning.
+"""Preferences: pairs that a run makes itself (a demonstration over a sample of an earlier version, or two
+turns of a search), pairs with votes, and groups whose responses are equivalent by reward or meaning.
 """
 
 from __future__ import annotations
@@ -33,18 +33,16 @@ def seppo(
     beta: BetaOfJudgments,
     doubt: Annotated[
         Literal["flip", "drop"],
-        Option(
-            "what to do with the sample where the reference fits the winner better: praise it, or drop it"
-        ),
+        Option("what to do with the sample if the reference fits the winner better: raise it, or drop it"),
     ] = "flip",
 ) -> Terms:
     """−log σ(β (ρ_w − s ρ_0)), s = sign ρ_w without gradient, 1 at 0: SePPO (arXiv 2410.05255), for text.
 
-    A pair is a winner from the data and, in the loser's place, a sample y_0 of the reference, which in the
-    paper is a random earlier checkpoint. Where the policy already fits the winner better than the reference
-    does, s = 1 and this is DPO; elsewhere the reference counts as the better one and its sample is praised (s
-    = −1), or left out with doubt = "drop" (s = 0). The paper is on diffusion models; the loss is
-    reconstructed from its description.
+    A pair is a winner from the data and, as the loser, a sample y_0 of the reference, which in the paper is a
+    random earlier checkpoint. If the policy already fits the winner better than the reference does, s = 1 and
+    this is DPO; otherwise the reference counts as the better one and its sample is raised (s = −1), or left
+    out with doubt = "drop" (s = 0). The paper is about diffusion models; the loss is reconstructed from its
+    description.
     """
     pairs = Pairs.of(batch)
     rho_N = log_ratio(streams, batch, pairs.groups)
@@ -79,15 +77,15 @@ def gepo(
 ) -> Terms:
     """−log σ(β (ρ̄_W − ρ̄_L)) + λ Var_W(β ρ): group equivalent preferences (GEPO, arXiv 2505.12723).
 
-    ρ̄_W and ρ̄_L are the means over the good responses of a group and over the others; Var_W, with 1/n, is over
-    the good ones, which are taken to be equivalent: it is AGRO's loss with equal rewards. A group in which
-    all are good has the second term alone, one without a good response none. The paper's text doesn't say
-    whether the variance is of ρ or of β ρ. Mean over groups.
+    ρ̄_W and ρ̄_L are the means over the good responses of a group and over the others; Var_W, with 1/n, is
+    over the good ones, which are assumed equivalent: it is AGRO's loss with equal rewards. A group in which
+    all responses are good has only the second term, a group without a good response none. The paper's text
+    doesn't say whether the variance is of ρ or of β ρ. Mean over groups.
 
     With `equivalent` = "meaning" only responses of one meaning are equivalent, such as two spellings, or two
-    programs with the same results of unit tests. ρ̄_W and ρ̄_L are then means over meanings of the mean of
-    each, so that two spellings share the weight of one response; a meaning is good where its mean reward is
-    above the threshold, and Var_W is the mean over good meanings of the variance within one.
+    programs with the same unit-test results. ρ̄_W and ρ̄_L are then means over meanings of each meaning's mean,
+    so that two spellings share the weight of one response; a meaning is good if its mean reward is above the
+    threshold, and Var_W is the mean over good meanings of the variance within one.
     """
     groups = Groups.of(batch)
     rho_N = log_ratio(streams, batch, groups)
@@ -117,7 +115,7 @@ def oorl(
     """REINFORCE++ and a small share of GEPO (OORL, arXiv 2505.12723): L_RL + `share` · L_GEPO, as
     `reinforce_pp` and `gepo` have them.
 
-    Both are of all responses of a step, and the reward says which ones are good.
+    Both use all responses of a step; the reward decides which ones are good.
     """
     rl = rec(streams, batch, mask="one_side", token_weight="is", advantage="reinforce_pp")
     preference = gepo(streams, batch, beta=beta, threshold=threshold, equivalent=equivalent)
@@ -125,7 +123,7 @@ def oorl(
 
 
 def _kinds(groups: Groups, equivalent: str, threshold: float) -> Tensor:
-    """[N] the number of the responses to one prompt that are equivalent."""
+    """[N] a number for each class of equivalent responses to one prompt."""
     key_N = (groups.reward > threshold).double()
     if equivalent == "meaning":
         key_N = groups.extra("meaning")
@@ -134,7 +132,7 @@ def _kinds(groups: Groups, equivalent: str, threshold: float) -> Tensor:
 
 
 def _of_kind(v_N: Tensor, kind_N: Tensor) -> Tensor:
-    """[N] the mean over the responses that are equivalent to each."""
+    """[N] the mean over the responses equivalent to each."""
     size = kind_N.bincount()
     return (torch.zeros_like(size, dtype=torch.float64).index_add(0, kind_N, v_N) / size)[kind_N]
 

@@ -1,15 +1,14 @@
-"""Objectives with ratios that limit how far the policy goes from what generated the samples in another way
-than PPO's clip.
+"""Objectives with ratios that keep the policy near what generated the samples by other means than PPO's clip.
 
-BAPO (arXiv 2510.18927) searches bounds of the clip in each step, so that what pushes responses up weighs
-enough beside what pushes others down. A token with A > 0 adds |A| min(w, c_high) to P, one with A < 0 adds
-|A| max(w, c_low) to N. While P is too small beside N, one bound after the other is raised by a step, up to
-its maximum. Both sums are over the complete step, so rows are coupled by step; the bounds are constant in the
-gradient.
+BAPO (arXiv 2510.18927) searches bounds of the clip in each step, so that tokens pushed up weigh enough
+against tokens pushed down. A token with A > 0 adds |A| min(w, c_high) to P, one with A < 0 adds
+|A| max(w, c_low) to N. While P is too small relative to N, one bound after the other is raised by a step, up
+to its maximum. Both sums are over the complete step, so rows are coupled by step; the bounds are constant in
+the gradient.
 
-As the paper has it ("value"), raising c_low can't help: max(w, c_low) grows with c_low and so does N. Where
-the start is below the target, c_low runs to its maximum. With the criterion "gradient" a sum counts only the
-tokens that have a gradient, w ≤ c_high or w ≥ c_low, and raising c_low lowers N, which the paper intends.
+In the paper's form ("value"), raising c_low can't help: max(w, c_low) grows with c_low and so does N. If the
+start is below the target, c_low runs to its maximum. With the criterion "gradient" a sum counts only the
+tokens that have a gradient, w ≤ c_high or w ≥ c_low, and raising c_low lowers N, as the paper intends.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from agro.types import Batch, Tensor
 
 DUAL_CLIP = 3.0  # of BAPO's code
 
-Bound = tuple[float, float, float]  # its start, maximum and step
+Bound = tuple[float, float, float]  # start, maximum and step
 Criterion = Annotated[
     Literal["value", "gradient"],
-    Option("what a clipped token counts in the search: its clipped value, or nothing, as it has no gradient"),
+    Option("how a clipped token counts in the search: its clipped value, or 0, as it has no gradient"),
 ]
 Low = Annotated[Bound, Option("lower bound of the ratio: its start, maximum and step", "ratio", ge=0)]
 High = Annotated[Bound, Option("upper bound of the ratio: its start, maximum and step", "ratio", ge=0)]
@@ -48,14 +47,14 @@ def deepseek_v32(
     off_policy: Annotated[
         float,
         Option(
-            "a response with A < 0 is dropped where log μ/π, mean over its tokens, is above", "nats per token"
+            "a response with A < 0 is dropped if its mean log μ/π over tokens is above this", "nats per token"
         ),
     ] = 0.5,
 ) -> Terms:
     """DeepSeek-V3.2's GRPO (arXiv 2512.02556, eqs. 7 to 9): −M min(w A, clamp(w, 1−ε_low, 1+ε_high) A) + β w
-    k3, M = 0 where A < 0 and mean_t(log μ − log π) > δ.
+    k3, M = 0 if A < 0 and mean_t(log μ − log π) > δ.
 
-    A = r − r̄. A wrong response that the policy has left already isn't pushed down further. μ in the mask is
+    A = r − r̄. A wrong response that became improbable isn't pushed down further. μ in the mask is
     always the recorded behavior; the mask is constant. A dropped response keeps its place in the mean and its
     KL term. The report gives neither clip nor δ; TRL's guide suggests δ = 0.5.
     """
@@ -82,10 +81,10 @@ def kimi_k25(
     """Kimi K2.5 (arXiv 2602.02276): −w A + τ e² of each token, e = log π/μ, w = exp e, μ the recorded
     behavior.
 
-    A = r − r̄; the mean over all tokens of the step. The squares pull each token back to what it was sampled
-    with; AGRO squares the sum over the response, to the reference, which is why its optimum is known and this
-    one's isn't. The report also clamps w to bounds that it doesn't give, whatever the sign of A; prime-rl,
-    where this equation was read, masks tokens as `dppo` does instead.
+    A = r − r̄; the mean over all tokens of the step. The squares pull each token back to its probability at
+    sampling; AGRO squares the sum over the response, to the reference, which is why its optimum is known and
+    this one's isn't. The report also clamps w to unspecified bounds, whatever the sign of A; prime-rl, where
+    this equation was read, masks tokens like `dppo` instead.
     """
     groups = Groups.of(batch)
     e_BT = log_ratio(streams, batch, "behavior")
@@ -100,11 +99,11 @@ def sapo(
     *,
     ratio: Ratio = "behavior",
     temperature: Annotated[
-        tuple[float, float], Option("τ of the gate where A > 0, and elsewhere", "per ratio", gt=0)
+        tuple[float, float], Option("τ of the gate for A > 0, and otherwise", "per ratio", gt=0)
     ] = (1.0, 1.05),
     average: Average = "response",
 ) -> Terms:
-    """SAPO (arXiv 2511.20347, eqs. 5 and 6): −(4/τ) σ(τ (w − 1)) A, a soft gate in the place of the clip.
+    """SAPO (arXiv 2511.20347, eqs. 5 and 6): −(4/τ) σ(τ (w − 1)) A, a soft gate in place of the clip.
 
     Its slope in log π is −4 σ (1 − σ) w A: −A at w = 1, falling on both sides, faster the larger τ is. A as
     in `grpo`; token mean in a response, mean in a group, mean over groups. verl averages over all tokens of
@@ -114,7 +113,7 @@ def sapo(
     advantage_BT = groups.at_tokens(standardized(groups))
     w_BT = log_ratio(streams, batch, ratio).exp()
     tau_BT = torch.full_like(w_BT, temperature[1]).masked_fill(advantage_BT > 0, temperature[0])
-    # Of a logarithm, because the gradient of the sigmoid itself loses its digits where it is near 1.
+    # By a logarithm, because the sigmoid's own gradient loses its digits near 1.
     gate_BT = 4 / tau_BT * torch.nn.functional.logsigmoid(tau_BT * (w_BT - 1)).exp()
     return Terms(average_tokens(groups, -gate_BT * advantage_BT, average), metrics={"ratio_max": w_BT.max()})
 
@@ -125,17 +124,17 @@ def dppo(
     *,
     divergence: Annotated[
         Literal["tv", "kl"],
-        Option("of two outcomes, the token or another one: the total variation, or KL(μ ‖ π)"),
+        Option("divergence of two outcomes, this token or another: total variation, or KL(μ ‖ π)"),
     ] = "tv",
     limit: Annotated[
         float, Option("largest divergence of a token that is still moved away", "divergence", ge=0)
     ] = 0.2,
     average: Average = "token",
 ) -> Terms:
-    """DPPO (arXiv 2602.04879): −M w A of each token, M = 0 where the gradient leads away from μ and D > δ.
+    """DPPO (arXiv 2602.04879): −M w A of each token, M = 0 if the gradient leads away from μ and D > δ.
 
     D is |π − μ| of the token's probability ("tv"), or μ log(μ/π) + (1−μ) log((1−μ)/(1−π)) ("kl"); it leads
-    away where A > 0 and π > μ, or A < 0 and π < μ. So a rare token may change its ratio as it likes, a
+    away if A > 0 and π > μ, or A < 0 and π < μ. So a rare token may change its ratio freely, a
     frequent one hardly. μ is the recorded behavior, M is constant; A = r − r̄, and the mean is over all
     tokens of the step as in prime-rl and verl. prime-rl's default adds the squares of `kimi_k25`.
     """
@@ -157,16 +156,16 @@ def remix(
     clip: Clip = (0.2, 0.2),
     beta: Beta = 0.0,
     base_share: Annotated[
-        float, Option("of the KL to the reference in the KL term; the rest is to π_old", "share", ge=0, le=1)
+        float, Option("share of the KL to the reference; the rest is to π_old", "share", ge=0, le=1)
     ] = 0.5,
 ) -> Terms:
     """ReMix (arXiv 2507.06892): −min(w A, clamp(w, κ−ε_low, κ+ε_high) A) + β (λ k3(π_ref) + (1−λ) k3(π_old)).
 
     w = π/μ of a token, μ the recorded behavior, κ = π_old/μ, π_old the policy when the batch was drawn: the
-    clip holds on to π_old whatever generated the samples, and on fresh ones it is PPO's. At π = π_old it
+    clip holds on to π_old whatever generated the samples, and on fresh samples it is PPO's. At π = π_old it
     never binds. A as in `grpo`; the mean over all tokens of the step. The paper's λ falls from 1 to 0.5 (a
-    schedule), and its reincarnation is a second phase (recipe remix). The estimate of the KL
-    isn't said; k3 is GRPO's.
+    schedule), and its reincarnation is a second phase (recipe remix). The paper doesn't name its KL estimate;
+    k3 is GRPO's.
     """
     groups = Groups.of(batch)
     advantage_BT = groups.at_tokens(standardized(groups))
@@ -193,10 +192,10 @@ def props(
     """A sampler of what the store lacks (PROPS, arXiv 2311.08290): max(w, clamp(w, 1−ε, 1+ε)) = max(w, 1−ε)
     token by token, w = φ/π, mean over all tokens.
 
-    It is PPO's clip with the advantage −1 of all stored responses: each becomes less probable, whatever its
-    reward, until w < 1−ε. π, the policy to sample for, is the reference; the sampler φ begins as π and is
+    This is PPO's clip with the advantage −1 for all stored responses: each becomes less probable, whatever
+    its reward, until w < 1−ε. π, the policy to sample for, is the reference; the sampler φ starts as π and is
     trained again before each collection. The authors' λ KL(π ‖ φ) is 0 by default, and isn't here; they stop
-    at a limit of the KL, as evaluate.target_kl does.
+    at a limit of the KL, like evaluate.target_kl.
     """
     w_BT = log_ratio(streams, batch, "reference").exp()
     return limited(token_mean(batch, w_BT.clamp(min=1 - clip)), batch, w_BT < 1 - clip, w_BT)
@@ -219,9 +218,9 @@ def bapo(
 ) -> Terms:
     """BAPO as in the paper (arXiv 2510.18927, eqs. 7 to 9): −min(w A, clamp(w, c_low, c_high) A), c searched.
 
-    P and N count each token by its probability under the recorded behavior. First c_high is raised, then
-    c_low. A as in `grpo`; the mean over all tokens of the step. The authors' notes give the target as 0.4 and
-    as 0.5.
+    P and N weight each token by its probability under the recorded behavior. First c_high is raised, then
+    c_low. A as in `grpo`; the mean over all tokens of the step. The authors' notes give the target both as
+    0.4 and as 0.5.
     """
     groups = Groups.of(batch)
     advantage_BT = groups.at_tokens(standardized(groups))
@@ -244,7 +243,7 @@ def bapo_code(
     high: High = (1.2, 2.0, 0.1),
 ) -> Terms:
     """BAPO as in the authors' code (github.com/WooooDyy/BAPO): max(min(w A, clamp(w, c_low, c_high) A), 3 A
-    where A < 0), c searched.
+    if A < 0), c searched.
 
     P and N count all tokens alike, the target is their ratio, and c_low is raised first, then c_high. The
     numbers are those of its script. A as in `grpo`; the mean over all tokens of the step.
@@ -270,7 +269,7 @@ def searched_bounds(
 ) -> tuple[float, float]:
     """c_low and c_high at which P ≥ odds · N, or the largest ones.
 
-    `size_BT`: A of each token, times how much it counts. `first`: which bound is raised first.
+    `size_BT`: A of each token times its weight. `first`: which bound is raised first.
     """
     w_BT = w_BT.detach()
     bounds = {"low": low[0], "high": high[0]}
@@ -293,7 +292,7 @@ def searched_bounds(
 
 
 def _divergence(logp_BT: Tensor, mu_BT: Tensor, divergence: str) -> Tensor:
-    """[B,T] between the Bernoulli distributions of a token of these log-probs."""
+    """[B,T] the divergence of the Bernoulli distributions with these log-probs of a token."""
     p, q = mu_BT.exp(), logp_BT.exp()
     if divergence == "tv":
         return (p - q).abs()

@@ -1,4 +1,4 @@
-"""Objectives whose value, baseline or weight of a response is that of one paper."""
+"""Objectives with one paper's value, baseline or weight of a response."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def tbrm(streams: Streams, batch: Batch, *, beta: BetaAbove0) -> Terms:
     """½ (r − β (ρ + V(x)))² / β of each response, V(x) = log Σ_a exp of the logits at its first token (TBRM,
     arXiv 2505.15311): β/2 times (ρ + V − r/β)².
 
-    The logits are taken as Q-values: the residuals Q − r − log π_ref − V of a response's tokens add up to ρ +
-    V(x) − r/β, since log π = Q − V. So V is learned by the same weights, and one response a prompt is enough.
-    A number that is added to all logits of the first token changes V and not π: it becomes V*/β, and descent
-    ends at π*. Until then V is whatever the model was trained to, so that the policy moves also where all
-    rewards are 0 (ReVal, arXiv 2603.23355, subtracts V of the reference).
+    The logits act as Q-values: the residuals Q − r − log π_ref − V of a response's tokens add up to ρ + V(x)
+    − r/β, since log π = Q − V. So the same weights learn V, and one response per prompt is enough. A number
+    added to all logits of the first token changes V but not π: it becomes V*/β, and descent ends at π*. Until
+    then V is whatever the model was trained to, so the policy moves even if all rewards are 0 (ReVal, arXiv
+    2603.23355, subtracts V of the reference).
     """
     refuse_several_rows(batch, "objective tbrm", "dro or agro")
     groups = Groups.of(batch)
@@ -63,7 +63,7 @@ def prefix_consistency(
     beta: Beta,
     compared: Annotated[
         Literal["pairs", "end"],
-        Option("positions that agree: any two, or each with the end, later log-ratios being constant"),
+        Option("positions that must agree: any two, or each with the end, with later log-ratios constant"),
     ] = "pairs",
 ) -> Terms:
     """Consistency along a response: C_t = Σ_{s<t} (r_s − β ρ_s) + V(y_<t) is V*(x) at every token (V* after
@@ -72,12 +72,11 @@ def prefix_consistency(
     The loss of a response is the mean of ½ (C_s − C_t)² over all pairs of its positions s < t ≤ T + 1, which
     is the sample variance of C: each pair is a residual of V*(y_<s) = Σ_{s≤u<t} (r_u − β ρ_u) + V*(y_<t).
     With compared = "end" (OREO, arXiv 2412.16145) it is the mean of ½ (C_{T+1} − C_t)² over t, in which the
-    policy's gradient goes through ρ_t alone, and not through the later ones. A group counts as one. Rewards
-    of tokens are `extra["token_reward"]` [B,T] where the batch has it (NaN: none); what of a response's
-    reward they don't cover comes at its last token. The policy's part of the gradient is divided by β, as of
-    `dro`.
+    policy's gradient goes only through ρ_t, not through the later ones. A group counts as one. Token rewards
+    are `extra["token_reward"]` [B,T] if the batch has it (NaN: none); the rest of a response's reward comes
+    at its last token. The policy's part of the gradient is divided by β, as in `dro`.
 
-    Only where the policy writes all tokens: V* holds on average alone across a tool's random output.
+    The policy must write all tokens: across a tool's random output V* holds only on average.
     Path consistency: Nachum et al., arXiv 1702.08892.
     """
     refuse_several_rows(batch, "objective prefix_consistency", "dro or agro")
@@ -113,11 +112,12 @@ def hnpg(
         float, Option("weight of the value's errors on an expert's responses", "ratio", ge=0)
     ] = 1.0,
 ) -> Terms:
-    """Hybrid policy gradient (HNPG, arXiv 2311.08384): −(r − V(x)) log π, mean over own responses, which are
-    fresh, and ½ (r − V(x))² to learn V, mean over these plus `offline` times the mean over an expert's.
+    """Hybrid policy gradient (HNPG, arXiv 2311.08384): −(r − V(x)) log π, mean over own, fresh responses, and
+    ½ (r − V(x))² to learn V, mean over these plus `offline` times the mean over an expert's.
 
-    Responses of others train the value alone, so the policy's gradient is that of its own samples, whatever
-    was logged; prompts of the log are sampled from like any others. A response's Q is its reward here.
+    Others' responses only train the value, so the policy's gradient is that of its own samples, whatever was
+    logged; the policy samples responses to the log's prompts like to any others. A response's Q is its
+    reward.
     """
     groups = Groups.of(batch)
     policy_N = ~groups.by_expert
@@ -135,7 +135,7 @@ def topr(
     batch: Batch,
     *,
     baseline: Annotated[
-        float, Option("b in r − b: a response whose reward isn't above it counts as negative", "reward")
+        float, Option("b in r − b: a response with a reward up to b counts as negative", "reward")
     ] = 0.0,
     positive: Annotated[
         tuple[float, float], Option("limits of the weight of positive responses", "ratio", ge=0)
@@ -145,17 +145,17 @@ def topr(
     ] = (0.0, 1.0),
     ratio: Annotated[
         Literal["sequence", "mean", "token"],
-        Option("of the response as in the paper, its geometric mean over the tokens, or token by token"),
+        Option("the response's ratio as in the paper, its geometric mean over tokens, or token by token"),
     ] = "sequence",
 ) -> Terms:
     """Tapered off-policy REINFORCE (TOPR, arXiv 2503.14286, eqs. 4 and 7): −k_i (r_i − b) · mean_t log
     π(y_it).
 
-    k_i is π/μ of the response, without gradient, clamped to `positive` where r_i > b, else to `negative`.
-    With the defaults positive responses are imitated, weighed by their reward, and negative ones are pushed
-    down with the truncated ratio min(1, π/μ), which falls to 0 as the policy leaves them. The paper's rewards
-    are 1 and −1: for 0 and 1 set baseline = 0.5. Of long responses the ratio underflows soon; other
-    implementations take "mean" or "token".
+    k_i is π/μ of the response, without gradient, clamped to `positive` if r_i > b, else to `negative`. With
+    the defaults positive responses are imitated, weighted by their reward, and negative ones are pushed down
+    with the truncated ratio min(1, π/μ), which falls to 0 as the policy leaves them. The paper's rewards are
+    1 and −1: for 0 and 1 set baseline = 0.5. For long responses the ratio soon underflows; other
+    implementations use "mean" or "token".
     """
     groups = Groups.of(batch)
     logp_BT = streams["logp"]
@@ -173,22 +173,21 @@ def otb(streams: Streams, batch: Batch) -> Terms:
     token (OTB, arXiv 2602.07078).
 
     W_t = Σ_{s≤t} (1 − 2π(y_s) + Σ_a π(a)²) is the squared norm of the gradient in the logits up to a token:
-    where it is the same for all, b is the group's mean. As in verl, b is 0 at tokens that one response alone
-    has after a shorter one, and where all W are 0. A term of W is (1 − π(y))² + π(y)² (1/q(y) − 1) of q ∝ π²:
-    both parts are at least 0, so that rounding makes no weight negative. Where q is below what numbers can
-    hold, the second one counts as 0.
+    if it is the same for all, b is the group's mean. As in verl, b is 0 at positions that only one response
+    of several reaches, and if all W are 0. A term of W is (1 − π(y))² + π(y)² (1/q(y) − 1) with q ∝ π²: both
+    parts are at least 0, so rounding makes no weight negative. If q underflows, the second part counts as 0.
     """
     refuse_several_rows(batch, "objective otb", "opo or rloo")
     groups, mask_BT = Groups.of(batch), batch.mask
     logp_BT = torch.where(mask_BT, streams["logp"].detach(), 0.0)
     q_BT = torch.where(mask_BT, streams["proposal"].detach().double(), 0.0)
-    others_BT = torch.where(q_BT > 0, (2 * logp_BT).exp() * (1 / q_BT - 1), 0.0).clamp(min=0)
-    energy_BT = torch.where(mask_BT, (1 - logp_BT.exp()).square() + others_BT, 0.0).cumsum(1)
+    remainder_BT = torch.where(q_BT > 0, (2 * logp_BT).exp() * (1 / q_BT - 1), 0.0).clamp(min=0)
+    energy_BT = torch.where(mask_BT, (1 - logp_BT.exp()).square() + remainder_BT, 0.0).cumsum(1)
     number_BT = torch.where(mask_BT, mask_BT.cumsum(1) - 1, 0)  # t
     slot_BT = batch.group[:, None] * mask_BT.shape[1] + number_BT
 
     def in_group(v_BT: Tensor) -> Tensor:
-        """[B,T] the sum over the t-th tokens of the responses of a group."""
+        """[B,T] the sum over the t-th tokens of a group's responses."""
         totals = torch.zeros(batch.n_groups * mask_BT.shape[1], dtype=torch.float64, device=v_BT.device)
         return totals.index_add(0, slot_BT[mask_BT], v_BT[mask_BT].double())[slot_BT]
 

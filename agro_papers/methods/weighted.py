@@ -1,6 +1,6 @@
-"""Policy gradients whose token terms are weighed or masked by the ratio to the policy that drew the samples,
-or pulled back to it: mirror descent, REC and RED (arXiv 2509.24203), and ratios without gradient that are cut
-off where they are large."""
+"""Policy gradients whose token terms are weighted or masked by the ratio to the policy that drew the samples,
+or pulled back to it: mirror descent, REC and RED (arXiv 2509.24203), and truncated ratios without
+gradient."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def opmd(
         Literal["mean", "soft"], Option("the group's mean reward, or its soft maximum τ log mean exp(r/τ)")
     ] = "mean",
 ) -> Terms:
-    """OPMD as Trinity has it (arXiv 2509.24203): −c (r − b) log π, mean over all tokens, c = 1/(1+τ).
+    """OPMD as in Trinity (arXiv 2509.24203): −c (r − b) log π, mean over all tokens, c = 1/(1+τ).
 
-    It is REINFORCE with another step size, and needs no ratio: τ counts only beside other terms of the loss,
-    in clipping of the gradient's norm, and in a soft b. "pairwise" is Σ_i (u_i − ū)², u_i = r_i − τ (log π −
-    sg[log π]), over the tokens times max(1, τ): where it is evaluated its gradient is this one with c =
-    2τ/max(1, τ). Kimi's own form, with squared log-ratios of responses, is `kimi`.
+    This is REINFORCE with another step size, and needs no ratio: τ matters only next to other terms of the
+    loss, in clipping of the gradient's norm, and in a soft b. "pairwise" is Σ_i (u_i − ū)², u_i = r_i − τ
+    (log π − sg[log π]), divided by the tokens times max(1, τ): at the current policy its gradient is this one
+    with c = 2τ/max(1, τ). Kimi's own form, with squared log-ratios of responses, is `kimi`.
     """
     groups = Groups.of(batch)
     r_N = groups.reward
@@ -68,9 +68,9 @@ def token_quadratic(
     """The "dro" of tinker and verl: −A log π + ½ c (log π − log μ)² token by token, c = `pull`, mean over all
     tokens.
 
-    Another objective than DRO (arXiv 2405.19107; here `dro`): no value, the anchor is the behavior, and the
-    squares of tokens have no cross terms, so that its end depends on how a response is cut into tokens.
-    tinker takes the sum for the mean.
+    This isn't DRO (arXiv 2405.19107; here `dro`): it has no value, the anchor is the behavior, and the
+    tokens' squares have no cross terms, so where it ends depends on how a response is split into tokens.
+    tinker uses the sum in place of the mean.
     """
     advantage_B1 = advantages.of_tokens(Groups.of(batch), "mean")
     square_BT = log_ratio(streams, batch, ratio).square()
@@ -82,7 +82,7 @@ def mdpo(
     batch: Batch,
     *,
     step_size: Annotated[
-        float, Option("t_k: the KL to the last policy counts 1/t_k", "nat per reward", gt=0)
+        float, Option("t_k: the KL to the last policy has the weight 1/t_k", "nat per reward", gt=0)
     ] = 1.0,
     kl: Annotated[
         Literal["weighted", "square"], Option("the estimate of each token's KL: w log w, or half (log w)²")
@@ -92,9 +92,9 @@ def mdpo(
     """Mirror descent policy optimization (MDPO, arXiv 2005.09814): −w A + (1/t_k) KL(π ‖ μ)
     token by token, w = π/μ, mean over all tokens; no clip.
 
-    μ is the policy π_k that drew the samples, from which several updates are made. Of its samples w log w is
+    μ is the policy π_k that drew the samples, on which several updates are made. On its samples w log w is
     an unbiased estimate of the KL at each prefix, which the authors compute in closed form; half (log w)² is
-    right near π_k alone. The first update is the policy gradient. The authors anneal t_k to 0: a schedule.
+    right only near π_k. The first update is the policy gradient. The authors anneal t_k to 0: a schedule.
     """
     advantage_B1 = advantages.of_tokens(Groups.of(batch), "mean")
     log_BT = log_ratio(streams, batch, ratio)
@@ -121,16 +121,16 @@ def rec(
     ] = "none",
     clip: KeptClip = (0.2, 0.2),
     ring: Annotated[
-        Limits, Option("how far a ratio has to go back to be kept again, below and above 1", "ratio", ge=0)
+        Limits, Option("how far below and above 1 a ratio must be to be kept again", "ratio", ge=0)
     ] = (0.6, 2.0),
     advantage: Advantage = "mean",
 ) -> Terms:
     """REC (arXiv 2509.24203): −sg[M ω] A log π, mean over all tokens of the step, w = π/μ token by token.
 
-    M is 1 for "none"; for "one_side" where A ≥ 0 and w ≤ 1+ε_high, or A ≤ 0 and w ≥ 1−ε_low; for "two_side"
-    where 1−ε_low ≤ w ≤ 1+ε_high; for "ring" there, and where A ≥ 0 and w ≤ 1−`ring`[0], or A ≤ 0 and w ≥
-    1+`ring`[1]. ω is 1 (NoIS) or w. One-sided and weighed by w the gradient is that of PPO's clip. The ring's
-    limits are 0.6 and 2.0 in Trinity's default_args, 0.4 and 0.4 in its constructor.
+    M is 1 for "none"; for "one_side" if A ≥ 0 and w ≤ 1+ε_high, or A ≤ 0 and w ≥ 1−ε_low; for "two_side" if
+    1−ε_low ≤ w ≤ 1+ε_high; for "ring" there, and if A ≥ 0 and w ≤ 1−`ring`[0], or A ≤ 0 and w ≥ 1+`ring`[1].
+    ω is 1 (NoIS) or w. One-sided and weighted by w, the gradient is that of PPO's clip. The ring's limits are
+    0.6 and 2.0 in Trinity's default_args, 0.4 and 0.4 in its constructor.
     """
     advantage_B1 = advantages.of_tokens(Groups.of(batch), advantage)
     logp_BT = streams["logp"]
@@ -143,7 +143,7 @@ def rec(
 
 
 def _unmasked(mask: str, w_BT: Tensor, advantage_B1: Tensor, clip: Limits, ring: Limits) -> Tensor:
-    """[B,T] the tokens that aren't masked."""
+    """[B,T] the unmasked tokens."""
     up_B1, down_B1 = advantage_B1 >= 0, advantage_B1 <= 0
     above_low_BT, below_high_BT = w_BT >= 1 - clip[0], w_BT <= 1 + clip[1]
     if mask == "none":
@@ -164,8 +164,8 @@ def red_weight(
 ) -> Terms:
     """RED-Weight (arXiv 2509.24203): −exp(A/T) A log π, A = r − r̄, mean over all tokens of the step.
 
-    REINFORCE without ratios in which better responses weigh more: with r̄_w the mean of the rewards under
-    these weights it is −exp(A/T) (r − r̄_w) log π, and imitation of the weighted responses times r̄_w − r̄ ≥ 0.
+    REINFORCE without ratios in which better responses weigh more: with r̄_w the weighted mean of the rewards,
+    it is −exp(A/T) (r − r̄_w) log π plus r̄_w − r̄ ≥ 0 times imitation of the weighted responses.
     """
     advantage_B1 = advantages.of_tokens(Groups.of(batch), "mean")
     weight_B1 = (advantage_B1 / temperature).exp()
@@ -184,8 +184,8 @@ def cispo(
     token by token.
 
     The clamped weight is constant, so no token's gradient is lost; ε_low = 1 sets no lower limit. A as in
-    `grpo`. Mean over all tokens of the step, as TRL and Trinity take it; the paper divides by the tokens of
-    each group. The paper gives no ε_high: 0.28 is Trinity's, and TRL's epsilon_high is 1 + ε_high.
+    `grpo`. Mean over all tokens of the step, as in TRL and Trinity; the paper divides by the tokens of each
+    group. The paper gives no ε_high: 0.28 is Trinity's, and TRL's epsilon_high is 1 + ε_high.
     """
     weight_BT = log_ratio(streams, batch, ratio).detach().exp()
     return _weighed(streams, batch, weight_BT, clip, advantage)
@@ -202,9 +202,9 @@ def minpro(
     """MinPRO (arXiv 2601.22718): `cispo` with w_t · min_{s<t} w_s for w_t, the smallest ratio of an earlier
     token for their product.
 
-    The product of all ratios up to a token is the exact weight, but its variance explodes. Of the first token
-    the minimum is 1 (inferred). As quoted the minimum may be above 1; `cap_at_one` is a reading of ours. Its
-    limits weren't found: those of `cispo`. A response has to be in one row.
+    The product of all ratios up to a token is the exact weight, but its variance explodes. The first token's
+    minimum is 1 (inferred). As quoted the minimum may be above 1; `cap_at_one` is our reading. The paper's
+    limits weren't available: these are those of `cispo`. A response must be in one row.
     """
     refuse_several_rows(batch, "objective minpro", "cispo")
     log_BT = log_ratio(streams, batch, ratio).detach()
@@ -234,7 +234,7 @@ def vespo(
 ) -> Terms:
     """VESPO (arXiv 2602.10693): −sg[φ(W)] A log π, φ(W) = e^λ W^k e^(−λW), W = π/μ of the complete response.
 
-    φ(1) = 1, largest at W = k/λ, 0 far from 1 on both sides. (k, λ) is `positive` where A ≥ 0, else
+    φ(1) = 1, largest at W = k/λ, near 0 far from 1 on both sides. (k, λ) is `positive` if A ≥ 0, else
     `negative`. A as in `grpo`, mean over all tokens of the step. TRL clamps log W to between log 1e-8 and 20.
     """
     groups = Groups.of(batch)
@@ -258,16 +258,16 @@ def m2po(
     ] = 0.04,
     tokens: Annotated[
         Literal["all", "harmful"],
-        Option("whose squares the budget limits: of all tokens, or as in the authors' code"),
+        Option("the tokens whose squares the budget limits: all, or as in the authors' code"),
     ] = "all",
 ) -> Terms:
-    """M2PO (arXiv 2510.01161): −M w A, w = π/μ token by token. M = 0 of the tokens with the largest (log w)²
-    of the step, so many that the mean of (log w)² of the others is at most `budget`.
+    """M2PO (arXiv 2510.01161): −M w A, w = π/μ token by token. M = 0 for the tokens with the largest (log w)²
+    of the step, as many as needed for a mean of (log w)² over the others of at most `budget`.
 
-    Tokens of equal squares stay or go together. A as in `grpo`; the sum is divided by all tokens of the step.
-    "all" is AReaL's reading. The authors' code ("harmful") looks only at tokens with A > 0 and w > 1 or A < 0
-    and w < 1, and limits their mean with the masked squares counted as the least of them; it also never masks
-    between 0.7 and 1.5, which isn't here.
+    Tokens with equal squares are masked together. A as in `grpo`; the sum is divided by all tokens of the
+    step. "all" is AReaL's reading. The authors' code ("harmful") looks only at tokens with A > 0 and w > 1 or
+    A < 0 and w < 1, and limits their mean with the masked squares counted as the least of them; it also never
+    masks between 0.7 and 1.5, which isn't here.
     """
     advantage_B1 = advantages.of_tokens(Groups.of(batch), "standardized")
     log_BT = log_ratio(streams, batch, ratio)
@@ -284,9 +284,9 @@ def m2po(
 
 
 def _masking_threshold(square_M: Tensor, weight_M: Tensor, budget: float, capped: bool) -> float:
-    """The smallest of M squares that is masked; ∞ where none has to be.
+    """The smallest masked one of M squares; ∞ if none needs masking.
 
-    `capped`: the masked ones count as that smallest one, else they don't count.
+    `capped`: masked squares count as that smallest one, else they don't count.
     """
     square_M, order = square_M.sort()
     weight_M = weight_M[order]
@@ -311,9 +311,9 @@ def raft_pp(
     """RAFT++ (arXiv 2504.11343): −min(w, clamp(w, 1−ε_low, 1+ε_high)) for tokens of positive responses, 0 for
     all others. w = π/μ token by token.
 
-    Positive are those of the group's highest reward, as the paper has it; where all are equal none is, as the
-    authors leave such prompts out. Mean over the tokens of a response, then over all responses, negative ones
-    included.
+    Responses with the group's highest reward are positive, as in the paper; if all rewards are equal none is,
+    since the authors leave such prompts out. Mean over the tokens of a response, then over all responses,
+    including negative ones.
     """
     groups = Groups.of(batch)
     positive_N = groups.best if least_reward is None else groups.reward >= least_reward
@@ -331,17 +331,17 @@ def nested_reft(
     mismatch: Annotated[
         Literal["is", "ignore", "retrace"],
         Option(
-            "the weight of a token: its ratio to the sampler, to the policy before the step, or retrace",
+            "the weight of a token: its ratio to the sampler or to the policy before the step, or retrace",
             needs={"is": (BEHAVIOR_LOGP,), "ignore": (OLD_LOGP,), "retrace": (BEHAVIOR_LOGP,)},
         ),
     ] = "is",
     retrace: Annotated[float, Option("λ of λ min(1, w), the weight of retrace", "ratio", gt=0)] = 1.0,
 ) -> Terms:
     """Nested-ReFT (arXiv 2508.10123): responses are drawn from the policy with some layers skipped; three
-    rules for the mismatch.
+    rules handle the mismatch.
 
-    "is": −w A, w = π/μ token by token, μ being the recorded sampler. "ignore": the same with the complete
-    policy before the step for μ, as if it had drawn them. "retrace": −sg[λ min(1, w)] A log π. A as in
+    "is": −w A, w = π/μ token by token, where μ is the recorded sampler. "ignore": the same with the complete
+    policy before the step as μ, as if it had drawn them. "retrace": −sg[λ min(1, w)] A log π. A as in
     `grpo`, mean over the tokens of a response, in a group, over groups. The rules are inferred from the
     abstract.
     """

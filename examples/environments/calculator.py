@@ -17,8 +17,8 @@ from typing import Any
 from agro.rollout.envs import Mistake, Tool
 
 Number = int | float
-LENGTH = 200  # characters of an expression
-BITS = 512  # of an integer
+LENGTH = 200  # most characters of an expression
+BITS = 512  # most bits of an integer
 
 BINARY: dict[type[ast.operator], Any] = {
     ast.Add: operator.add,
@@ -33,7 +33,7 @@ UNARY: dict[type[ast.unaryop], Any] = {ast.UAdd: operator.pos, ast.USub: operato
 
 
 class Calculator(Tool):
-    """The value of an expression: an integer as it is, other numbers with 12 significant digits."""
+    """The value of an expression: integers exactly, other numbers with 12 significant digits."""
 
     name = "calculator"
 
@@ -43,12 +43,12 @@ class Calculator(Tool):
 
 
 def calculate(expression: str) -> Number:
-    """The value of an arithmetic expression. Raises `Mistake` where it has none."""
+    """The value of an arithmetic expression. Raises `Mistake` if it has none."""
     if len(expression) > LENGTH:
         raise Mistake(f"longer than {LENGTH} characters")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Python's grammar, about code
+            warnings.simplefilter("ignore")  # Python's warnings about code
             tree = ast.parse(expression.strip(), mode="eval")
         return evaluate(tree.body)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -74,7 +74,7 @@ def evaluate(node: ast.expr) -> Number:
 
 
 def power(base: Number, exponent: Number) -> Any:
-    """Raises `OverflowError` before a large integer is computed."""
+    """Raise `OverflowError` before a large integer is computed."""
     both_integer = isinstance(base, int) and isinstance(exponent, int)
     if both_integer and abs(exponent) * int(base).bit_length() > BITS:
         raise OverflowError

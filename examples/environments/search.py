@@ -21,7 +21,7 @@ K1, B = 1.2, 0.75  # the usual values
 
 
 class Search(Tool):
-    """The best documents for the words of a call; of equal ones the first.
+    """The best documents for the words of a call; the first of equal ones.
 
     Args:
         column: of the prompts file: a list of texts, or one text, whose paragraphs are the documents.

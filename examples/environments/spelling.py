@@ -1,9 +1,9 @@
-"""An answer that is written a character at a time: a wrong one ends the episode, without a reward.
+"""An answer that is written one character at a time: a wrong one ends the episode, without a reward.
 
     [environment]
     name = "examples/environments/spelling.py:Spelling"
 
-It shows what a search needs of an environment: a reward at each turn, and the same answers to the same turns.
+It shows what a search needs from an environment: a reward at each turn, and equal answers to equal turns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agro.types import Prompt
 
 
 class Spelling:
-    """Of the column `answer`. `characters`: those that end a turn; `go_on`: what follows a right one."""
+    """Spell the column `answer`. `characters`: those that end a turn; `go_on`: the reply to a right one."""
 
     name = "spelling"
     maximum = 1.0

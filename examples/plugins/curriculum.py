@@ -1,4 +1,4 @@
-"""A source around the run's own: groups of prompts that were solved lately aren't trained on.
+"""A source around the run's own: groups of recently solved prompts aren't trained on.
 
 agro train fresh policy.model=MODEL data.prompts=prompts.jsonl \
   source.around=examples/plugins/curriculum.py:CURRICULUM source.options.rest=20
@@ -16,19 +16,19 @@ from agro.train.source import FillRequest, Source
 
 class Options(Section):
     rest: Count = 10
-    """steps for which a prompt rests after all of its responses were right"""
+    """steps for which a prompt is left out after all of its responses were right"""
     right: float = 1.0
-    """the least reward of a right response"""
+    """least reward of a right response"""
 
 
 class Curriculum(Monitor):
-    """A monitor, so that checkpoints have what it knows. What it leaves out stays in the store."""
+    """A monitor, so that checkpoints contain its state. Left-out groups stay in the store."""
 
     name = "curriculum"
 
     def __init__(self, source: Source, context: Context, options: Options) -> None:
         self.source, self.store, self.options = source, context.store, options
-        self.solved: dict[str, int] = {}  # the step at which a prompt was, by its id
+        self.solved: dict[str, int] = {}  # the step at which each prompt was solved, by id
 
     def publish(self, learner: Learner) -> None:
         self.source.publish(learner)

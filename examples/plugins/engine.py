@@ -1,9 +1,9 @@
-"""An engine of one's own: transformers' `generate`, a prompt at a time, on weights that the run publishes.
+"""Your own engine: transformers' `generate`, one prompt at a time, on weights that the run publishes.
 
     agro train fresh engine.kind=examples/plugins/engine.py:Generate …
 
-It says the log-prob of each token under what it sampled from, and the version of its weights. The first
-samples of a run are compared with the trainer, so that one which says others is found before it trains.
+It reports each token's log-prob under the distribution that it sampled from, and the version of its weights.
+A run compares the first samples with the trainer, so a wrong log-prob shows before training.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Generate:
 
     def load(self, weights: Path, version: int) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(weights, dtype=self.dtype).eval()
-        self.model.generation_config = GenerationConfig()  # a model's own may truncate, or punish repetition
+        self.model.generation_config = GenerationConfig()  # a model's own may truncate or penalize
         self.version = version
 
     def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:

@@ -1,9 +1,9 @@
-"""An objective of one's own, with claims that `agro prove` checks by enumeration: SimPO, on judged pairs.
+"""Your own objective, with claims that `agro prove` checks by enumeration: SimPO, on judged pairs.
 
     agro prove examples/plugins/simpo.py:SIMPO
     agro train pairs data.store=pairs.db policy.model=MODEL objective.name=examples/plugins/simpo.py:SIMPO
 
-An installed package registers it in its pyproject.toml, and it is called by that name then:
+An installed package registers it in its pyproject.toml; then a run uses that name:
 
     [project.entry-points."agro.objectives"]
     simpo = "my_package.simpo:SIMPO"
@@ -34,7 +34,7 @@ def simpo(
     beta: Annotated[float, Option("scale of the margin", "logit of a judgment per nat a token", gt=0)] = 2.0,
     margin: Annotated[float, Option("γ: how far above 0 the margin is wanted", "logit", ge=0)] = 0.5,
 ) -> Terms:
-    """−log σ(β h − γ), h the winner's mean log-prob of a token less the loser's (arXiv 2405.14734, eq. 6)."""
+    """−log σ(β h − γ), h the winner's mean token log-prob minus the loser's (arXiv 2405.14734, eq. 6)."""
     pairs = Pairs.of(batch)
     margin_P = beta * pairs.gap(pairs.groups.mean_tokens(streams["logp"]))
     return Terms(pairs.average(F.softplus(margin - margin_P)))
@@ -56,5 +56,5 @@ def expected(s: Situation) -> Tensor:
     return on_pairs(s, lambda w, x: F.softplus(0.5 - s.beta * (w - x)), mean_XY)
 
 
-# Without a reference its optimum isn't that of AGRO: "elsewhere".
+# Without a reference, its optimum differs from AGRO's: "elsewhere".
 CLAIMS = {"SIMPO": (Claims(expected, "elsewhere", ("pairs",), n=(2,), noise=False, updates=200),)}

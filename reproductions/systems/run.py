@@ -68,8 +68,8 @@ class System:
             if not row.holds
         ]
         is_unmeasured = not rows and not self.equations and self.part != "no"
-        unheld = f"Not all that is measured holds: {'; '.join(failed)}." if failed else ""
-        return " ".join(filter(None, (self.lacks, unheld, "Nothing of it is measured here." * is_unmeasured)))
+        unheld = f"Not all measurements hold: {'; '.join(failed)}." if failed else ""
+        return " ".join(filter(None, (self.lacks, unheld, "Nothing is measured here." * is_unmeasured)))
 
 
 SYSTEMS = tuple(

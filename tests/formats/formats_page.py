@@ -18,12 +18,12 @@ from agro.store import Store
 PAGE = Path(__file__).parents[2] / "docs/formats.md"
 HEAD = """# Formats
 
-Made by `python tests/formats/formats_page.py`. What `agro import` reads as it is; the format is recognized,
-or named with `--format`. The numbers are those of the examples in `tests/formats`, as imported. `agro
-formats NAME` says who writes a format, and in which versions. Formats of prompts are read by
-`data.prompts` and `--prompts`.
+Made by `python tests/formats/formats_page.py`. `agro import` reads these formats without options; it
+recognizes the format, or `--format` names it. The last column counts the imported examples of
+`tests/formats`. `agro formats NAME` says which programs write a format, and in which versions.
+`data.prompts` and `--prompts` read formats of prompts.
 
-| format | what it is | holds | carries, beside texts | examples: samples, groups, pairs |
+| format | what it is | holds | carries besides texts | examples: samples, groups, pairs |
 |---|---|---|---|---|
 """
 

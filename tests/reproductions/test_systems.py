@@ -22,7 +22,7 @@ from reproductions.systems.tiny import Row
 
 HELD = Row("PPO", "a setting", "what it changes", 1.0, 0.5, "at least")
 FAILED = Row("PPO", "a setting", "what it changes", 0.2, 0.5, "at least")
-UNHELD = "Not all that is measured holds: what it changes: 0.2 (**not** ≥ 0.5)."
+UNHELD = "Not all measurements hold: what it changes: 0.2 (**not** ≥ 0.5)."
 
 
 def test_the_list_has_each_system_once_and_recipes_that_there_are() -> None:
@@ -44,7 +44,7 @@ def test_a_number_that_is_none_holds_nothing() -> None:
     [
         (System("AGRO", "1"), [HELD], "whole", ""),
         (System("AGRO", "1"), [HELD, FAILED], "the loss", UNHELD),
-        (System("AGRO", "1"), [], "the loss", "Nothing of it is measured here."),
+        (System("AGRO", "1"), [], "the loss", "Nothing is measured here."),
         (System("AGRO", "1", equations=("agro",)), [], "whole", ""),
         (System("AGRO", "1", missing="A lag.", part="the rule"), [HELD], "the rule", "A lag."),
         (System("AGRO", "1", missing="A world.", part="no"), [], "no", "A world."),
@@ -69,7 +69,7 @@ def test_the_page_has_all_systems_and_all_rows() -> None:
     text = page({"present": [better, Row("PPO", "m", "|c|", 0.5, 1.0, "at least")]})
     assert all(f"[{system.name}](" in text or f"- {system.name}:" in text for system in SYSTEMS)
     assert "1 of 2 measurements hold." in text
-    assert "): Not all that is measured holds: |c|: 0.5 (**not** ≥ 1)." in text
+    assert "): Not all measurements hold: |c|: 0.5 (**not** ≥ 1)." in text
     with pytest.raises(KeyError, match="no such system"):
         page({"present": [Row("no such system", "m", "c", 0.5, 1.0, "at least")]})
 

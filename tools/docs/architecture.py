@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "agro"
-# A room imports only rooms before it. Satellites are what no other part of the package needs.
+# A room imports only rooms listed before it. No other part of the package needs a satellite.
 ROOMS = (
     *("errors", "types", "io", "stats", "objectives", "config", "models", "rewards"),
     *("store", "rollout", "runs", "train"),
@@ -18,9 +18,9 @@ PAGE = """# Architecture
 <!-- Made by `python tools/docs/architecture.py > docs/architecture.md`; change that file, or the docstring
 of a room. -->
 
-`agro/` has {count} rooms: packages, and a few modules. A room imports only rooms before it in these lists,
-and no two modules import each other. Nothing imports a satellite except later satellites.
-`tests/test_rooms.py` checks it.
+`agro/` has {count} rooms: packages, and a few modules. A room imports only rooms above it in these tables,
+and no two modules import each other. Only later satellites import a satellite. `tests/test_rooms.py` checks
+these rules.
 
 | room | what it holds |
 |---|---|
@@ -30,35 +30,35 @@ and no two modules import each other. Nothing imports a satellite except later s
 |---|---|
 {satellites}
 
-Beside `agro/` are packages that it finds by entry points, as it finds those that users install. Nothing in it
-names or imports them:
+agro finds the packages next to `agro/` by entry points, as it finds those that users install. Nothing in
+`agro/` names or imports them:
 
 | package | what it holds |
 |---|---|
 {beside}
 
-## The way of a sample
+## The path of a sample
 
 1. `train/loop.py` is all of training: fill the store, draw from it, compute the gradient, move the weights,
-   or skip the update, or roll back; measure.
-2. `train/source.py` sees to it that the store has what the step wants, sampled here or by other processes.
-   `train/around.py` puts around it what `source.around` names.
+   skip the update or roll back, and measure.
+2. `train/source.py` fills the store with the samples that a step needs, sampled here or by other processes.
+   `train/around.py` wraps the source that `source.around` names around it.
 3. `collect` of `rollout/` makes every response: `models/encoding.py` turns a prompt into tokens, an engine of
    `rollout/engines/` continues them, an environment of `rollout/envs/` may answer, and `rewards/` scores
    the text.
-4. `rollout/prompts.py` reads files of prompts. `logs/importing.py` brings in responses of other programs:
+4. `rollout/prompts.py` reads files of prompts. `logs/importing.py` imports responses of other programs:
    `logs/format_table.py` recognizes the format, by a table of `logs/formats.toml` or of a package.
-5. `store/samples.py` appends samples in one transaction. A reward that is unknown stays null.
-6. `store/draw_rules.py` says which groups a step trains on; `store/drawing.py` applies it and records each
-   draw.
-7. `train/feed.py` takes what was drawn and made for a step, and turns it into a `types.Batch` of tensors;
+5. `store/samples.py` appends samples in one transaction. An unknown reward stays null.
+6. `store/draw_rules.py` decides which groups a step trains on; `store/drawing.py` applies the rules and
+   records each draw.
+7. `train/feed.py` turns the drawn and the fresh samples of a step into a `types.Batch` of tensors;
    `train/collate.py` adds reference log-probs and values.
-8. `train/step.py` is the only backward pass: streams of log-probs without gradient, then
-   `objectives.differentiate` of one function of `objectives/methods/`, then the backward pass a micro-batch
-   at a time.
-9. `train/monitors/` look at the step before the weights move, and after it. `train/learner.py` moves the
-   weights and publishes them.
-10. `runs/` keeps what is left of it: configuration, metrics, checkpoints. `pages/` draws what people read.
+8. `train/step.py` is the only backward pass: it computes streams of log-probs without gradient, calls
+   `objectives.differentiate` on one function of `objectives/methods/`, and runs the backward pass one
+   micro-batch at a time.
+9. `train/monitors/` judge the step before the weights move, and record it afterward. `train/learner.py` moves
+   the weights and publishes them.
+10. `runs/` keeps a run's configuration, metrics and checkpoints. `pages/` draws the pages that people read.
 """
 
 

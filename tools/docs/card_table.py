@@ -1,4 +1,4 @@
-"""The table of docs/scaling.md: what one GPU holds, counted. `python tools/docs/card_table.py`"""
+"""Prints the table of docs/scaling.md, how much fits on one GPU: `python tools/docs/card_table.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CARDS = (16, 24, 80)  # GB
 
 
 def cell(model: str, gigabytes: int) -> str:
-    """Tokens, with a star where weights have 4 bits; what is short where none fit."""
+    """The tokens that fit, with a star for 4-bit weights; if none fit, the missing memory."""
     choice = Choice(RunConfig.load("card24", [f"policy.model={model}"]))
     short = for_card(choice, gigabytes * 1e9)
     if short:

@@ -13,7 +13,7 @@ from agro.errors import Refused
 
 DOCS = Path(__file__).parents[2] / "docs"
 RECORDING = DOCS / "recordings/commands.txt"
-LINES = 16  # of an output that are shown at most; of a longer one its beginning and its last LAST
+LINES = 16  # the most shown lines of an output; a longer output shows its beginning and its last LAST lines
 LAST = 4
 WIDTH = 110  # longer lines are wrapped
 
@@ -26,11 +26,11 @@ HEAD = """# Command line
 Exit codes: 0 done; 2 refused, with a message that says what was expected, what came, and what to do; 1 an
 error of agro itself; 130 interrupted, with everything saved for `--resume`.
 
-Where a command has `--json`, it prints one JSON document on stdout and nothing else.
+With `--json`, a command prints one JSON document on stdout and nothing else.
 
-The first example makes the folder `first`, in which the others were run. Below each is what it printed, with
-… for lines left out. [recordings/commands.txt](recordings/commands.txt) has more of it, and what was run in
-between: more runs, a log, a damaged store.
+The first example makes the folder `first`; the other examples ran in it. Below each example is its output,
+with … for omitted lines. [recordings/commands.txt](recordings/commands.txt) shows more of the output, and the
+commands that ran in between: more runs, a log, a damaged store.
 """
 
 
@@ -83,7 +83,7 @@ def _recorded() -> dict[str, str]:
 
 
 def _title(page: str) -> str:
-    """The first heading of a page of the documentation, which lies beside the package in a checkout."""
+    """The first heading of a documentation page."""
     return (DOCS / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 

@@ -17,16 +17,15 @@ HEAD = """# Configuration
 
 A recipe is TOML with the sections below; a run writes all of them to its `config.json`, which is a recipe
 too. On the command line `KEY=VALUE` changes a value, such as `train.steps=20`: the key is dotted, the value
-is TOML, and a bare word is text. An unknown key is refused, and the nearest known one is named. A resumed
-run has the values that it began with; only those that say so, and the last phase's `train.steps`, may
-change. Options of objectives and of sources have [a page of their own](options.md).
+is TOML, and a bare word is text. agro refuses an unknown key and names the nearest known one. A resumed run
+keeps the values that it began with; only those marked so, and the last phase's `train.steps`, may change.
+[Another page](options.md) lists the options of objectives and of sources.
 """
 
 PHASES = """## phases
 
-A run has one phase, or those listed as `[[phases]]`, one after the other. A phase has a `name` and, of the
-sections above, the values that differ while it lasts. `phases.NAME.KEY=VALUE` changes them on the command
-line.
+A run has one phase, or those listed as `[[phases]]`, one after the other. A phase has a `name`, and sets the
+values of the sections above that differ in it. On the command line `phases.NAME.KEY=VALUE` changes them.
 """
 
 
@@ -37,8 +36,7 @@ def page() -> str:
 
 
 def values(prefix: str, schema: Schema, definitions: Schema) -> Iterator[tuple[str, Schema, Schema | None]]:
-    """(dotted key, its schema, the section that it is or None), in the order in which they are
-    declared."""
+    """(dotted key, its schema, its section's schema or None), in the order of declaration."""
     for name, value in schema["properties"].items():
         target = None
         for kind in _kinds(value):
@@ -82,7 +80,7 @@ def cells(*cells: str) -> str:
 
 
 def _kinds(value: Schema) -> list[Schema]:
-    """The alternatives that a value's schema allows, items of lists beside them."""
+    """The alternatives that a value's schema allows, and the items of lists."""
     kinds = [dict(x) for x in value.get("anyOf", [value])]
     return kinds + [x["items"] for x in kinds if "$ref" in x.get("items", {})]
 
@@ -104,7 +102,7 @@ def _kind(x: Schema) -> str:
 
 
 def shown(default: Any) -> str:
-    """As TOML has it; nothing for what is not set."""
+    """A default as TOML writes it; a dash if it isn't set."""
     if default is REQUIRED:
         return str(default)
     return "–" if default is None else f"`{json.dumps(default, ensure_ascii=False)}`"

@@ -14,20 +14,20 @@ from agro.proof.claims import claims_of
 
 HEAD = """# Methods by paper
 
-Made by `python tools/docs/methods_docs.py`. Each is an objective: `objective.name = "NAME"`, with a recipe
-of its name: `agro train NAME`, and `agro recipes NAME` prints it. `agro objectives NAME` gives its equation
-and options, `agro prove NAME` what is proved of it.
+Made by `python tools/docs/methods_docs.py`. Each method is an objective, `objective.name = "NAME"`, with a
+recipe of the same name: `agro train NAME` trains it, `agro recipes NAME` prints it, `agro objectives NAME`
+gives its equation and options, and `agro prove NAME` checks what is claimed about it.
 
 *Reaches π\\** says on which samples descent on the exact expected gradient ends at the optimal policy
-π_ref exp(r/β)/Z: on *any* samples with full support, whoever wrote them, or on *fresh* ones. "no" is for
-methods that end elsewhere, mostly because they have no reference; where that is a policy with a closed form,
-it follows, with μ the policy that wrote the samples. "–": nothing is claimed. *Equation* says where it was
-read: in the authors' or the named library's code, in the paper, in notes that quote it, or reconstructed from
-the abstract.
+π_ref exp(r/β)/Z: on *any* samples with full support, whoever wrote them, or on *fresh* ones. "no" means that
+it ends elsewhere, usually because the method has no reference; if the end is a policy with a closed form,
+the form follows, with μ the policy that wrote the samples. "–" means that nothing is claimed. *Equation* says
+where it was read: in the authors' or the named library's code, in the paper, in notes that quote it, or
+reconstructed from the abstract.
 
-*Of its system*: "whole" where the recipe does what the paper is about, also where that is how samples come
-about; "the loss" or "the rule" where this part alone is here, with what is missing.
-`python reproductions/systems/run.py` measures what the mechanisms change.
+*Of its system* is "whole" if the recipe does what the paper is about, including how samples are
+generated, and "the loss" or "the rule" if only this part is here, with what is missing.
+`python reproductions/systems/run.py` measures the effect of the mechanisms.
 
 | arXiv | method | name here | of its system | needs | reaches π* | equation | called elsewhere |
 |---|---|---|---|---|---|---|---|
@@ -65,7 +65,7 @@ RULES = {
     "imitation with a bounded slope of the discriminator, Lipschitz GAIL (2006.16785)": (
         "source `adversary` with a `penalty`, recipe `gail`"
     ),
-    "logged response beside fresh ones, as in ABPO (2605.18899)": (
+    "logged response with fresh ones, as in ABPO (2605.18899)": (
         "`data.complete_groups`, recipe `complete_groups`"
     ),
     "layer-skipped behavior, Nested-ReFT (2508.10123)": "`sampler.skip_layers`, recipe `nested_reft`",
@@ -121,23 +121,23 @@ RULES = {
         "`one_response`"
     ),
 }
-UNREAD = {"2605.18899": "its text. Nothing of it was found to read but what others say it does."}
-# Of a method, or of a part of one: why it isn't here.
+UNREAD = {"2605.18899": "its text. Only others' descriptions of it were available."}
+# Reasons why methods, or parts of methods, aren't here.
 NOT_CARRIED = {
     "DPO with images, OPA-DPO (2501.09695)": "text alone",
     "FPA (2509.19893)": (
-        "its code isn't out: the extrapolation and the constant weights were known from notes alone, and "
-        "what was made of them, with rewards in the place of judgments, ended below the default on logs "
-        "(reproductions/panel)"
+        "its code isn't published: the extrapolation and the constant weights were known only from notes, "
+        "and an implementation of these, with rewards in place of judgments, ended below the default on "
+        "logs (reproductions/panel)"
     ),
     "mean shifted by β (2605.28150)": (
         "its text wasn't read: the abstract and a summary, which don't give the sign of the shift"
     ),
     "Missing old logits (2605.12070)": (
         "ratios to the trainer's own log-probs of the version that sampled, from a copy of its weights or a "
-        "second model, or to an average of the weights (PPO-EWMA). `decoupled_ppo` has those of when the "
-        "batch is drawn, which are of a later version where samples are stale; a copy for each version isn't "
-        "kept. Its first page was read, not its equations; the stored code of the authors has no average"
+        "second model, or to an average of the weights (PPO-EWMA). `decoupled_ppo` uses the log-probs at the "
+        "time the batch is drawn, of a later version if samples are stale; agro keeps no copy per version. "
+        "Only its first page was read, not its equations; the authors' stored code has no average"
     ),
     "Mixture of Attentions for drafts (2410.03804)": (
         "an architecture of draft models; the engine `drafted` takes a causal language model, which "
@@ -145,7 +145,7 @@ NOT_CARRIED = {
     ),
     "PMOE, a mixture of adapters (2104.09122)": (
         "π is then a sum over adapters: a forward pass for each at every token, a router in the model, and "
-        "another engine; that is more than a page"
+        "another engine"
     ),
     "SDFT (2601.19897)": (
         "its teacher is the policy with a demonstration in the prompt; the teacher of `distill` reads the "
@@ -158,23 +158,23 @@ NOT_CARRIED = {
     ),
     "VAPO (2504.05118)": (
         "λ that grows with a response's length, and a value that is trained before the policy; its two λ are "
-        "`gae_lambda` of `ppo`. Known from memory, not looked up"
+        "`gae_lambda` of `ppo`. Described from memory, not looked up"
     ),
     "TRL's ORPO, CPO, SimPO, XPO, Nash-MD, BCO, SPPO, AOT, EXO, NCA and DiscoPOP, verl's clip-cov, KL-cov "
     "and pass@k": (
         "not written: baselines of others that no paper this project is built from compares with; "
-        "an objective of one's own is ten lines (guide, Parts of your own)"
+        "your own objective is ten lines (guide, Plug-ins)"
     ),
     "model-based VIPO, MP1 (2507.10543), VolleyBots (2502.01932), ARIES (2502.21208)": (
-        "no world model, nothing to carry over, or no method of training"
+        "they need a world model, have nothing to carry over, or aren't training methods"
     ),
     "ReOPD (2607.04763)": "a variant of `distill` for samples of an earlier policy; no text was read",
 }
 SYSTEMS = """
 ## Rules and systems
 
-What isn't an objective: how samples are made, chosen and scored. Settings are explained in
-[Configuration](configuration.md) and [options](options.md).
+Methods that aren't objectives: how samples are made, chosen and scored. [Configuration](configuration.md)
+and [options](options.md) explain the settings.
 
 | arXiv | method | here | of its system |
 |---|---|---|---|
@@ -211,13 +211,13 @@ def methods() -> str:
 
 
 def _pairs(rows: Mapping[str, str]) -> str:
-    """Sorted by the first number of each, those without one last."""
+    """Rows sorted by the first paper number of each, those without one last."""
     sorted_rows = sorted(rows.items(), key=lambda row: (NUMBER.findall(row[0]) or ["9"])[0])
     return "".join(f"| {_link(name)} | {_title(name)} | {what} |\n" for name, what in sorted_rows)
 
 
 def _peers() -> str:
-    """Names of others' options and settings by ours."""
+    """The table of TRL's and verl's options and settings, grouped by ours."""
     theirs: dict[str, list[str]] = {}
     for name, ours in {**peers.ALIASES, **peers.SETTINGS}.items():
         theirs.setdefault(ours.removesuffix(","), []).append(f"`{name}`")
@@ -225,26 +225,26 @@ def _peers() -> str:
 
 
 def _extent(names: Sequence[str], part: str, more: str = "") -> str:
-    """What recipes have of their system: "whole", or the part that is here and what is missing. `more`: that
-    no recipe says."""
+    """How much of their systems recipes implement: "whole", or the part that is here and what is missing.
+    `more`: what is missing and no recipe says."""
     known = recipes()
     missing = " ".join(filter(None, (*(known[name].missing for name in names), more)))
     return f"{part}. Missing: {missing}" if missing else "whole"
 
 
 def _link(text: str) -> str:
-    """To the first paper that a text names."""
+    """A link to the first paper that a text names."""
     found = NUMBER.search(text)
     return f"[{found[0]}](https://arxiv.org/abs/{found[0]})" if found else "–"
 
 
 def _title(text: str) -> str:
-    """Without the number that `_link` has."""
+    """The text without the number that `_link` shows."""
     return re.sub(r",? ?(arXiv \d{4}\.\d{5}|\(\d{4}\.\d{5}\))", "", text, count=1)
 
 
 def _rows(name: str, entry: Objective) -> list[tuple[str, str]]:
-    """A row for each paper of an entry, with what it is sorted by."""
+    """A row for each paper of an entry, with its sort key."""
     rows = []
     for paper in entry.source.split("; "):
         here = _extent([name], "the loss")
@@ -267,7 +267,7 @@ def _needs(entry: Objective) -> str:
 
 
 def _reaches(name: str) -> str:
-    """On which samples some claim of the objective has descent end at the optimum."""
+    """The samples on which, by some claim, descent of the objective ends at the optimum."""
     needs = [claims.needs for claims in claims_of(name) if claims.ends == "optimum"]
     regularized = " with β > 0" if get(name).defaults().get("beta") == 0 else ""
     if any("fresh" not in of_claim for of_claim in needs):

@@ -1,4 +1,4 @@
-"""The page of what objectives and sources take: `python tools/docs/options_docs.py > docs/options.md`."""
+"""The page of objectives' and sources' options: `python tools/docs/options_docs.py > docs/options.md`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from config_docs import cells, row, shown, values
 from agro.io import plugins
 from agro.objectives import describe, get, names
 
-SHARED = 8  # objectives that have an option of the same meaning
+SHARED = 8  # an option is shared if this many objectives have it with the same meaning
 HEAD = """# Options of objectives and sources
 
 <!-- Made by `python tools/docs/options_docs.py > docs/options.md`; change the declarations instead. -->
@@ -23,15 +23,15 @@ NAME` prints them with the equation. A number may also be a schedule over the st
 
 ## Shared options
 
-Each objective below names those that it has.
+Each objective below names the shared options that it has.
 
 | key | default | value | unit | meaning |
 |---|---|---|---|---|
 """
 SOURCES = """## Sources
 
-`source.around` names the source, `[source.options]` has its options. Sources of your own have what they
-declare.
+`source.around` names the source, `[source.options]` has its options. Your own source has the options that it
+declares.
 """
 
 
@@ -49,7 +49,7 @@ def sources_of_agro() -> list[str]:
 
 
 def shared_options() -> dict[str, dict[str, Any]]:
-    """Those that many objectives declare with one meaning and one default."""
+    """Options that many objectives declare with one meaning and one default."""
     options = {name: describe(name)["options"] for name in names() if not get(name).of}
     count = Counter((key, str(option)) for own in options.values() for key, option in own.items())
     return {

@@ -1,4 +1,4 @@
-"""An objective that declares what it needs; a function alone may be registered too."""
+"""An objective that declares what it needs; a plain function may be registered too."""
 
 from __future__ import annotations
 

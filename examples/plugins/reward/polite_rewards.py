@@ -1,4 +1,4 @@
-"""Two rewards: a function, which agro calls in other processes, and one that checks its options first."""
+"""Two rewards: a function, which agro calls in worker processes, and one with checked options."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def politeness(completions: list[str], **columns: Any) -> list[float]:
 
 class Options(Section):
     case: bool = True
-    """letter case counts"""
+    """whether case matters"""
 
 
 def mentions(options: Options, **_: Any) -> AnswerReward:
-    """1.0 where the response has the answer anywhere."""
+    """1.0 if the response contains the answer."""
 
     def form(text: str) -> str:
         return text if options.case else text.casefold()
