@@ -49,11 +49,7 @@ def branches(folder: str) -> int:
 
 
 def sizes() -> dict[str, int]:
-<<<<<<< HEAD
-    """What is counted, by the names of tools/budgets.toml.."""
-=======
     """The counts, keyed as in tools/budgets.toml."""
->>>>>>> prose-docs
     guide = list(files("docs/guide", pattern="*.md"))
     beside = [path.name for path in ROOT.glob("agro_*") if path.is_dir()]
     configuration = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
