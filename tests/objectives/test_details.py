@@ -306,11 +306,13 @@ def test_the_table_says_what_each_method_is_anchored_to_and_what_may_be_dropped(
     )
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_stored_sample_without_behavior_log_probs_misses_them(known: bool) -> None:
-    of = {"truncation": "", "episode": None, "role": "policy"}
+@pytest.mark.parametrize(
+    ("known", "truncation", "is_missing"), [(True, "", False), (False, "", True), (True, "top_p 0.9", True)]
+)
+def test_a_stored_sample_misses_behavior_log_probs(known: bool, truncation: str, is_missing: bool) -> None:
+    of = {"truncation": truncation, "episode": None, "role": "policy"}
     stored = SampleSummary(1, "p", scored=True, knows_behavior=known, **of)
-    assert BEHAVIOR_LOGP.missing_in(stored) is not known
+    assert BEHAVIOR_LOGP.missing_in(stored) is is_missing
 
 
 def imitating(rewards: list[float], **options: Any) -> Any:

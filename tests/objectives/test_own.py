@@ -119,7 +119,8 @@ def test_a_function_is_differentiated_as_the_same_one_of_agro(file: str) -> None
 
 
 def test_what_a_function_needs(file: str) -> None:
-    """Rewards in groups, and the reference for a beta; an entry declares what else."""
+    """Rewards in groups of the complete step, and the reference for a beta; an entry declares what else."""
+    assert get(f"{file}:leave_one_out").coupling({}) == "step"
     found = {name: get(f"{file}:{name}").needed({}) for name in ("leave_one_out", "ratio", "declared")}
     assert found == {
         "leave_one_out": {"groups", "ref_logp", "reward"},

@@ -17,7 +17,7 @@ from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Pair, Store
 from agro.store.candidates import drawable, eligible, pick_groups
-from agro.store.draw_rules import Candidate, is_held_out, noise, pick_pairs, pick_responses
+from agro.store.draw_rules import Candidate, is_held_out, noise, pick_likely, pick_pairs, pick_responses
 from agro.types import Sample
 
 
@@ -85,6 +85,7 @@ def test_picks_depend_on_the_seed_and_the_prompt() -> None:
         [tuple(pick_responses(20, rule, ats[0], f"p{i}")) for i in range(5)],
         [tuple(pick_pairs(pairs, pair_rule, at, "p")) for at in ats],
         [tuple(pick_pairs(pairs, pair_rule, ats[0], f"p{i}")) for i in range(5)],
+        [tuple(pick_likely(dict.fromkeys("abcdefghij", 0.0), 3, at)) for at in ats],
     ):
         assert len(set(picks)) > 2
 
@@ -96,6 +97,8 @@ def test_held_out_prompts_are_a_share_of_any_and_grow_with_it() -> None:
     assert 0.09 < len(some) / len(ids) < 0.11
     assert some < more
     assert not any(is_held_out(i, 0.0) for i in ids)
+    hashes = {i: int(blake2b(f"0/0/hold_out/{i}".encode(), digest_size=8).hexdigest(), 16) for i in ids}
+    assert more == {i for i in ids if hashes[i] < 0.4 * 2**64}  # in all versions: runs are resumed
 
 
 @pytest.mark.parametrize("pairs", [False, True])
