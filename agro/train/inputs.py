@@ -229,8 +229,8 @@ def _few(data: DataConfig, ids: Collection[str], clusters: Clusters) -> list[str
         return []
     text = f"data.hold_out: by their hashes {size} of {count(len(ids))} prompts are held out"
     if size:
-        shows = "nothing" if size < LEAST else "only a large difference"
-        return [f"{text}, which can show {shows}; data.eval_prompts or a larger share gives more"]
+        shows = "too few to show anything" if size < LEAST else "enough to show only a large difference"
+        return [f"{text}, {shows}; data.eval_prompts or a larger share gives more"]
     lowest = min(noise(0, 0, "hold_out", name) for name in names)
     share = math.ceil(lowest / 2**64 * 1000 + 1) / 1000
     way_out = f"data.hold_out={share} holds out some" if share < 1 else "data.eval_prompts gives others"
