@@ -182,7 +182,7 @@ def test_the_configuration_comes_back_from_config_json(tmp_path):
             "reward.options and reward.functions exclude each other",
         ),
         ({"functions": [{"name": "math"}, {"name": "math"}]}, "reward.functions: math"),
-        ({"functions": [{"name": "math", "weight": 0}]}, "expected one weight other than 0"),
+        ({"functions": [{"name": "math", "weight": 0}]}, "expected at least one nonzero weight"),
         ({"clip": [1.0, -1.0]}, "lower bound below the upper one, got 1.0 and -1.0"),
         ({"functions": [{"name": "math", "at_least": 2, "at_most": 1}]}, "got 2.0 and 1.0"),
         ({"functions": [{"name": "math", "wieght": 1}]}, "did you mean reward.functions.0.weight?"),

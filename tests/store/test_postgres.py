@@ -319,7 +319,7 @@ def test_what_the_server_refuses_isnt_waited_for(postgres_url: str) -> None:
     began = time.monotonic()
     user, database = (f"{postgres_url}&{name}=agro_missing" for name in ("user", "dbname"))
     for url in (user, database):
-        with pytest.raises(Refused, match=r'agro_missing" does not exist. What to do: see the user'):
+        with pytest.raises(Refused, match=r'agro_missing" does not exist. What to do: check the user'):
             Store.open(url)
     assert time.monotonic() - began < 5.0
 
@@ -370,7 +370,7 @@ def test_the_folder_that_processes_share(store: Store, postgres_url: str) -> Non
     assert time.monotonic() - began < 1.0
     assert shared_runs(postgres_url) == ["run1"]
     shared.remove("weights/v1")
-    with pytest.raises(Refused, match="isn't there"), other.open("weights/v1"):
+    with pytest.raises(Refused, match="is missing"), other.open("weights/v1"):
         pass
     shared.add("weights/v1", write)
     store.tables.run("TRUNCATE pieces")  # as a crash of the server does
