@@ -301,13 +301,13 @@ FRESH = ColumnNeed(
 REF_LOGP = ColumnNeed(
     "ref_logp",
     "reference",
-    "pass the reference's log-probs, or set beta = 0 where the objective allows it",
+    "pass the reference's log-probs, or set beta = 0 if the objective allows it",
     is_logp=True,
 )
 BEHAVIOR_LOGP = ColumnNeed(
     "behavior_logp",
     "record",
-    "sample again, without greedy choices, and with top-k, top-p or min-p only where the kept sets are "
+    "sample again, without greedy choices, and with top-k, top-p or min-p only if the kept sets are "
     "recorded (embedded engine, sampler.keep_sets = true), or use an objective that doesn't need them, "
     "such as agro",
     is_logp=True,
@@ -348,7 +348,7 @@ STORED_QUANTILE = ColumnNeed(
 HINTED = ColumnNeed(
     "hinted",
     "record",
-    'pass extra={"hinted": …}, 1 where a response was written with a hint in its prompt, else 0',
+    'pass extra={"hinted": …}, 1 if a response was written with a hint in its prompt, else 0',
 )
 MEANING = ColumnNeed(
     "meaning",
