@@ -38,13 +38,15 @@ SHARED = {
     ),
     "host": typer.Option("--host", help="Address to listen on; 0.0.0.0: all."),
     "keep_days": typer.Option(
-        "--keep-days", min=1, help="Delete answers older than this, at the start and daily."
+        "--keep-days", min=1, help="Delete answers older than N days, at start and daily."
     ),
     "keep_secrets": typer.Option(
         "--keep-secrets", help="Store keys and e-mail addresses, which are redacted by default."
     ),
     "max_new": typer.Option("--max-new", min=1, help=f"Most tokens per response; the run's, or {LONGEST}."),
-    "max_turns": typer.Option("--max-turns", min=1, metavar="N", help=f"Most turns per episode; {TURNS}."),
+    "max_turns": typer.Option(
+        "--max-turns", min=1, metavar="N", help=f"Most turns per episode. Default: {TURNS}."
+    ),
     "n": typer.Option("-n", "--responses", min=1, help="Responses per prompt."),
     "option": typer.Option(
         "--option", help="KEY=VALUE of the reward, such as marker='####'; may be repeated."

@@ -65,7 +65,7 @@ def import_(
     rewards: COLUMN or COLUMN=WEIGHT: the reward is the sum of these.
     reward_map: WORD=NUMBER,…: the numbers of rewards that are words, such as up=1,down=0.
     lower_is_better: Store the reward r as -r, and swap the winner and the loser of each pair.
-    choose: KIND=NAME: the one to take of several of a kind, such as filter=strict
+    choose: KIND=NAME, such as filter=strict: which one to take of several of a kind.
     join: The second file of a format that is split over two files.
     preview: Print the first records as they would be stored; store none.
     replace: Import the files again, replacing an earlier import of them.

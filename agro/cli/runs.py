@@ -44,7 +44,7 @@ def train(
     accept: With --resume: continue although the input KEY, such as reward.name, has changed; may be
         repeated.
     dry_run: Load and check everything, and report what the run would do; write nothing.
-    fit: Choose settings for a limit, 30min of time or 24GB of memory; may be given twice, for both.
+    fit: Choose settings for a limit such as 30min, or 24GB of memory; may be repeated, for both.
     place: Sample in other processes, and restart those that die: local:2 (two collectors and the
         trainer), ray://HOST:PORT or ray:local.
     """

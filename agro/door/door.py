@@ -73,7 +73,7 @@ class Door:
         # Special tokens to drop before parsing: ends of turns, padding.
         self._hidden = {i for i, text in texts.items() if not any(text in mark for mark in self._marks)}
         self._hidden |= set(policy.eos_ids)
-        self.sampler: SamplerConfig | None = None  # overrides the requests' sampling
+        self.sampler: SamplerConfig | None = None  # overrides the requests' sampling, not their limits
         self.number: Callable[[Call, int | None, int], int] = number_of
 
     async def answer(self, wire: Chat, session: str | None) -> AsyncGenerator[Event]:

@@ -205,7 +205,7 @@ class Harness:
             yield Sample(response="", meta=meta, **shared)
         episode = attempt.folder.name if len(attempt.rows) > 1 else None
         for _, call in sorted(attempt.rows.items()):
-            # A number above 0 marks a context that the program sent, unlike the prompt.
+            # A number above 0: the context is what the program sent, not the prompt.
             yield call.row.sample(rollout.encoder, number=1, meta=meta, episode=episode, **shared)
 
 

@@ -118,7 +118,7 @@ def test_data_that_nothing_can_learn_from_are_refused_and_the_next_turn_begins(t
     assert "expected a promoted model" in refused("loop", tmp_path / "s.db", "--rollback")
     fill(tmp_path / "s.db")
     assert "turn 2: better" in done("loop", *given).stdout
-    assert "give that one" in refused("loop", tmp_path / "s.db", "--model", "other")
+    assert "use that one" in refused("loop", tmp_path / "s.db", "--model", "other")
 
 
 @pytest.mark.parametrize("error", [Unwritable("the disk is full"), Lost("no PostgreSQL answers")])

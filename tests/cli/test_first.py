@@ -86,7 +86,7 @@ def test_doctor_reports_versions_machine_and_state(tmp_path: Path) -> None:
     report = report_of("doctor", damaged)
     assert report["off"]
     assert "off:" in done("doctor").stdout
-    assert "there is no such file" in refused("doctor", tmp_path / "none.db")
+    assert "or a store; no such file" in refused("doctor", tmp_path / "none.db")
 
 
 def test_doctor_knows_the_last_complete_step_of_a_run_that_was_killed(tmp_path: Path) -> None:

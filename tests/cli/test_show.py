@@ -136,4 +136,4 @@ def test_a_terminal_says_that_nothing_fits(tmp_path: Path) -> None:
     Store.open(tmp_path / "empty.db").close()
     said, code = on_terminal("store", "show", tmp_path / "empty.db", PAGER="cat")
     assert code == 0, said
-    assert "none of 0 samples fits" in said
+    assert "none of 0 samples matches" in said

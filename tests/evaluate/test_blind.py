@@ -186,7 +186,7 @@ def test_ratings_arent_overwritten(sheet: Path) -> None:
         write_sheet(sheet, ANSWERS, 2, ABOUT)
     assert (sheet.read_bytes(), key_of(sheet).read_bytes()) == before
     sheet.unlink()
-    with pytest.raises(Refused, match="the key of a sheet that is elsewhere"):
+    with pytest.raises(Refused, match="this key belongs to a sheet that is elsewhere"):
         write_sheet(sheet, ANSWERS, 2, ABOUT)
     other = sheet.with_name("other.csv")
     other.write_text("a,b\n1,2\n")

@@ -116,7 +116,7 @@ def test_several_tasks_are_adjusted_and_those_of_one_side_listed(tmp_path: Path)
     assert any("only_a" in note for note in document["not_compared"])
     assert any("only_b" in note for note in document["not_compared"])
     shown = done("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path, COLUMNS="300").stdout
-    assert "both have also acc_norm,none (--metric NAME)" in shown
+    assert "both also have acc_norm,none (--metric NAME)" in shown
     assert "p is adjusted for 2 comparisons (Holm); unadjusted p < .001." in shown
     assert "│ < .001 │" in shown  # not 0.0000
     by_other = compared(tmp_path, tmp_path / "a", tmp_path / "b", "--metric", "acc_norm,none")

@@ -222,7 +222,7 @@ def test_a_label_stands_at_the_height_of_its_end(tmp_path: Path) -> None:
 
 def test_the_page_names_what_differs_in_columns(runs: list[Path]) -> None:
     text = re.sub(r"<[^>]+>", " ", page_of(runs).replace("<wbr>", ""))
-    found = " ".join(text[text.index("What differs") :].split())
+    found = " ".join(text[text.index("Configuration differences") :].split())
     columns = "setting agro, beta 0.1 rloo"
     assert f"{columns} objective.name ● agro ● rloo objective.beta ● 0.1 ● not set Numbers" in found
 

@@ -67,5 +67,5 @@ def test_what_cannot_be_served_is_refused(url: str, live: LivePage, tmp_path: Pa
     with pytest.raises(Refused, match="expected a run folder"):
         watch(tmp_path / "missing", 0)
     for port in (int(url.rpartition(":")[2]), 70_000):
-        with pytest.raises(Refused, match=f"--port {port}: .*give another one"):
+        with pytest.raises(Refused, match=f"--port {port}: .*use another one"):
             LocalServer(live_app(live), port)

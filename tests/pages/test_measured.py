@@ -120,7 +120,7 @@ def test_responses_that_cannot_be_encoded_are_a_problem(tmp_path):
         store.append([Sample("7>", "words", reward=float(i)) for i in range(2)])
         report = check_store(store, config.RunConfig.of({"objective": {"name": "agro"}}))
         report = replace(report, measured=measure(store, policy(0), policy(1)))
-    [said] = [v for v in report.verdicts if "can't be trained on these" in v.text]
+    [said] = [v for v in report.verdicts if "can't be trained on some" in v.text]
     assert said.level == "problem"
     assert report.to_json()["measured_groups"] == 0
     assert "measured" in str(report)

@@ -88,7 +88,7 @@ def test_the_page_of_a_run(plain):
     assert f"{sum(r.get('groups_equal', 0) for r in rows):,} of 3,520" in page.text
     assert '"beta": 0.01' in page.text  # the configuration
     assert page.text.count("not measured") == 0
-    assert "Groups asked again" not in page.text  # of which there were none
+    assert "Groups sampled again" not in page.text  # of which there were none
     assert "Rewards" not in page.text  # there is no store
 
 
@@ -314,7 +314,7 @@ def test_captions_begin_with_what_is_shown(run_folder):
     caption = drawn["KL to the reference"].caption
     assert caption.startswith("KL divergence of fresh responses from the reference.")
     assert "Gray: KL divergence of a policy that writes only the best" in caption
-    assert {"asked again", "all"} <= set(Reader(drawn["Groups asked again"].figure).texts)
+    assert {"sampled again", "all"} <= set(Reader(drawn["Groups sampled again"].figure).texts)
 
 
 def test_the_best_model_is_named(bare_folder):

@@ -124,7 +124,7 @@ def test_a_run_goes_on_when_its_processes_die(
     assert f"done, step {STEPS}" in table
     assert f"newest weights: version {version}, after step {STEPS}; the run has ended" in table
     text, _ = LivePage(run).current()
-    assert "Who does what?" in text
+    assert "<h2>Processes</h2>" in text
     assert "started again once" in text
     assert "</html>" in report(run).read_text()  # its processes draw none; see forked.py
 

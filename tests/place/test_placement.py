@@ -108,7 +108,7 @@ def test_runs_that_cannot_be_placed(tmp_path: Path, text: str, message: str) -> 
 
 
 def test_several_hosts_need_a_server(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="a store that several hosts can have"):
+    with pytest.raises(Refused, match="a store that several hosts can share"):
         planned(command(tmp_path), "ray://head:6379")
     made = command(tmp_path, 'store = "postgresql://host/runs"')
     expected = [str(tmp_path / "run"), "--name", "collector-1"]

@@ -233,7 +233,7 @@ def test_held_out_groups_of_a_store_are_not_counted(tmp_path: Path) -> None:
     trainer = Trainer(tiny(tmp_path, data=data), tmp_path / "run")
     with trainer.loaded() as machine:
         step = machine.step(Phase.all(trainer.config)[0])
-    assert step.drawn == 2
+    assert step.stored_size == 2
     assert {row.length for rows in step.passes for row in rows} == {7}
 
 
@@ -279,4 +279,4 @@ def test_the_plan_says_how_many_groups_a_step_trains_on(tmp_path: Path) -> None:
     groups = {row["groups"] for row in metrics(tmp_path / "run") if row["step"]}
     assert min(groups) >= found["phases"][0]["groups_per_step_at_least"] == 2
     assert min(groups) < 4
-    assert "groups a step" not in describe(Trainer(tiny(tmp_path), tmp_path / "other").plan())
+    assert "groups per step" not in describe(Trainer(tiny(tmp_path), tmp_path / "other").plan())
