@@ -165,7 +165,7 @@ def test_several_ranks_have_no_complete_policy(tmp_path: Path) -> None:
 
 
 def test_a_draft_is_needed_to_train_one(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"trained_draft needs engine\.kind = .drafted.: no draft is there"):
+    with pytest.raises(Refused, match=r"trained_draft needs engine\.kind = .drafted.: there is no draft"):
         check_config(copying(tmp_path, 2, sampler={"n": 2, "max_new": 3}, source__around="trained_draft"))
 
 
