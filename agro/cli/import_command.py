@@ -4,6 +4,7 @@ report before training."""
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -197,8 +198,7 @@ def proposed(
         return proposal
     if as_json:
         print(json.dumps(proposal.to_json(store), ensure_ascii=False))
-        raise SystemExit(2)
-    if proposal and sys.stdin.isatty() and sys.stdout.isatty():
+    elif proposal and sys.stdin.isatty() and sys.stdout.isatty():
         return _ask(proposal, store)
     raise proposal.refusal(store)
 
@@ -249,12 +249,13 @@ def check(
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, policy, config.policy)})
     with opened_log(path) as store:
-        from agro.pages.store import (  # here, so that a missing file is refused at once
-            check_store,
-            recommendation_lines,
-        )
+        # here, so that a missing file is refused at once
+        from agro.pages.store import check_store, recommendation_lines
 
         report = check_store(store, config, path=path, held_out=held_out, as_recommended=objective is None)
+        settings = "".join(f" {shlex.quote(f'policy.{item}')}" for item in policy or ())
+        commands = [replace(each, command=each.command + settings) for each in report.recommended]
+        report = replace(report, recommended=commands)
         if model is not None:
             from agro.models.policy import Policy
             from agro.pages.store.measurements import measure
@@ -262,8 +263,8 @@ def check(
             subject = Policy.load(config.policy)
             reference_policy = None if compared is None else Policy.load(compared)
             report = replace(report, measured=measure(store, subject, reference_policy, limit))
-    lines = [str(report), "", *recommendation_lines(report.recommended)]
-    answer(report.to_json(), "\n".join(lines), as_json)
+    recommended = "\n".join(recommendation_lines(report.recommended))
+    answer(report.to_json(), f"{report}\n\n{recommended}", as_json)
     problems = [str(verdict) for verdict in report.verdicts if verdict.level == "problem"]
     if problems:
         end(2, "\n".join(f"agro: {problem}" for problem in problems))

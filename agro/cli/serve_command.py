@@ -25,6 +25,7 @@ from agro.logs.privacy import Privacy
 from agro.store import Pair, Store
 from agro.store.location import located
 from agro.store.shared import LocalFolder
+from agro.train.trainable import judged_prompts
 from agro.types import Prompt
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ def chat(
     path = Path(model) / "chat.db"
     with Store.open(path) as judged:
         counts = _talk(rollouts, sampler, rng, judged)
-        groups = judged.counts().groups
+        groups = judged_prompts(judged)
     print(f"preferred: {model} {counts[0]}, start {counts[1]}, ties {counts[TIE]}")
     if counts[0] + counts[1]:
         command = f"agro train pairs policy.model={subject.name} data.store={path}"

@@ -196,6 +196,7 @@ def override(values: dict[str, Any], item: str, config: type[BaseModel]) -> None
     target, keys = _target(values, item)
     if _is_text(config, keys) and not isinstance(value, (str, list, dict)):
         value = raw
+    check_values(value, "command line", *keys)
     if keys == ["data", "store"] and raw == value and raw[:1] == "[":  # the shell removed a list's quotes
         raise Refused(f"{item}: expected one store, a file or postgresql://…")
     for section in keys[:-1]:

@@ -65,13 +65,10 @@ def evaluate(
             f"objective {name}: streams: logp is the second argument; streams holds what else is needed"
         )
     needs = entry.needs(resolved)
-    tensors = {"logp": as_stream(logp, "logp")}
-    for key, value in (streams or {}).items():
-        if key in needs:
-            tensors[key] = as_stream(value, key)
+    given = {"logp": logp} | {key: value for key, value in (streams or {}).items() if key in needs}
+    tensors = {key: as_stream(value, key) for key, value in given.items()}
     result = differentiate(name, entry, tensors, batch.to(tensors["logp"].device), resolved)
-    grads = {key: like(grad, logp) for key, grad in result.grads.items()}
-    return Evaluation(result.loss, grads, result.metrics)
+    return Evaluation(result.loss, {k: like(g, logp) for k, g in result.grads.items()}, result.metrics)
 
 
 def differentiate(
@@ -124,15 +121,14 @@ def differentiate(
             gradient = Gradient(loss, gradients[stream], metrics)
             gradient = ingredient.apply(options, leaves[stream], part, gradient)
             loss, gradients[stream], metrics = gradient.loss, gradient.logp_BT, dict(gradient.metrics)
-    grads = gradients
     if keep is not None:  # 0 in the dropped rows
-        grads = {s: blank(batch, s).index_copy(0, keep, grad) for s, grad in gradients.items()}
-    _check_gradients(name, needs, loss, grads, batch, rows)
+        gradients = {s: blank(batch, s).index_copy(0, keep, grad) for s, grad in gradients.items()}
+    _check_gradients(name, needs, loss, gradients, batch, rows)
     if least_responses(needs) > 1:
         metrics["singletons_dropped"] = float(batch.n_groups - part.n_groups)
     if dropped:
         metrics["ties_dropped"] = float(dropped)
-    return Evaluation(loss, grads, metrics)
+    return Evaluation(loss, gradients, metrics)
 
 
 def _number(value: Tensor | float) -> float:
@@ -224,7 +220,8 @@ def _check_gradients(
 def as_stream(value: Any, name: str) -> Tensor:
     """Convert a stream given as a tensor, array or lists to a tensor."""
     try:
-        return value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+        dtype = getattr(value, "dtype", np.float64)  # of lists, in which None is NaN
+        return value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value, dtype))
     except (TypeError, ValueError) as error:
         shape = "[B]" if name == "value" else "[B,T]"
         raise Refused(f"stream {name}: expected numbers of shape {shape}, got {value!r:.80}") from error

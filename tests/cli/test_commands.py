@@ -180,6 +180,8 @@ def test_check_measures_how_a_model_ranks_the_responses(model: Path, tmp_path: P
     assert other["auc"] == pytest.approx(1 - alone["auc"])  # of 9 pairs, so that neither is ½
     itself = report_of(*check, "--model", model, "--reference", model)
     assert (itself["auc_of"], itself["auc"]) == ("log π/π_ref", 0.5)  # log-ratios of 0 are ties
+    same = report_of(*check, "--model", model, "--policy", "dtype=float32")
+    assert same["recommended"][0]["command"].endswith(" --out runs/log policy.dtype=float32")
     assert "--reference and --policy need --model" in refused(*check, "--reference", model)
 
 

@@ -108,7 +108,9 @@ def test_without_guess_an_unknown_file_is_refused_with_the_proposal(tmp_path: Pa
     assert "number, 6 different" in said
     assert "not used: latency_ms" in said
     assert not (tmp_path / "s.db").exists()
-    shown = json.loads(run(path, "--guess", "--json", code=2).stdout)
+    found = run(path, "--guess", "--json", code=2)
+    assert "nothing is imported until somebody says that this is right" in found.stderr
+    shown = json.loads(found.stdout)
     assert shown["columns"][0]["column"] == "user_input"
     assert len(shown["columns"][0]["first"]) == 3
     assert "--guess: expected no --map" in run(path, "--guess", "--map", "prompt=x", code=2).stderr

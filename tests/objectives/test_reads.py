@@ -176,6 +176,12 @@ def test_masked_positions_say_nothing_and_get_0(name: str, options: dict[str, An
             assert stream == "value" or (grad[~case.mask] == 0).all()
 
 
+def test_masked_positions_of_lists_may_be_none() -> None:
+    case = draw(1)
+    batch, rows = batch_of(case), np.where(case.mask, case.logp, None).tolist()
+    identical(objectives.evaluate("sft", case.logp, batch), objectives.evaluate("sft", rows, batch))
+
+
 def grads_of(
     name: str, options: dict[str, Any], batch: Batch, streams: dict[str, Any], rows: list[int]
 ) -> Any:
