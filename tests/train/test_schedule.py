@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tiny_runs import log_alone, metrics, run_tiny
 
-from agro.config import TrainConfig
+from agro.config import RunConfig, TrainConfig
 from agro.errors import Refused
-from agro.train.phases import is_tuned, lr_at, options_at, tune
+from agro.train.phases import Phase, Position, is_tuned, lr_at, options_at, tune
 
 ASKED = {"start": 0.02, "target_kl": 0.3, "rate": 0.2}
 
@@ -49,6 +49,12 @@ RAMP = {"start": 1.0, "end": 3.0, "steps": 4}
 def test_an_option_goes_from_start_to_end(value, expected: list) -> None:
     found = [options_at({"x": value}, step, steps=4)["x"] for step in range(6)]
     assert found == (expected if isinstance(value, str) else pytest.approx(expected, abs=1e-4))
+
+
+def test_in_a_run_it_goes_over_the_steps_of_its_phase() -> None:
+    values = {"objective": {"beta": {"start": 1.0, "end": 3.0}}, "train": {"steps": 4}}
+    [phase] = Phase.all(RunConfig.of(values))
+    assert [phase.options(Position(step=step))["beta"] for step in range(4)] == [1, 1.5, 2, 2.5]
 
 
 @pytest.mark.parametrize(
