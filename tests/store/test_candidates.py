@@ -119,7 +119,7 @@ def test_kept_groups_are_those_that_a_query_finds_after_any_history(path: Any, s
             kept = store.draws._ordered(rule, at)
             assert kept.count == expected.count
             assert +kept.versions == expected.versions
-            assert kept.first(99) == expected.first(99)
+            assert kept.head(99) == expected.head(99)
             assert store.draws.pick(rule, at) == pick_groups(expected, rule, at)
         history.draw(RULES[history.rng.integers(len(RULES))])
         history.step += 1
