@@ -26,7 +26,7 @@ TOOLS = "tools"  # the role of the message that declares tools
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _LISTED_REASONING = ("reasoning_details", "thinking_blocks")
-_OTHER_NAMES = {"reasoning", "thinking", "function_call", "refusal", *_LISTED_REASONING}
+_OTHER_NAMES = {"reasoning", "thinking", "function_call", "refusal", "audio", *_LISTED_REASONING}
 _CALLING = ("tool_call", "function_call")  # roles of messages that are a call, as JSON
 _ANSWERING = ("tool_response", "observation", "function")  # and of those that are its result
 # Kinds of parts of a message's content: which of their values may be the text.
@@ -93,18 +93,25 @@ def without_tools(prompt: str | Messages) -> tuple[str | Messages, list[dict[str
 
 
 def declarations(tools: Any) -> list[dict[str, Any]]:
-    """Declarations of tools as chat completions have them; none where `tools` aren't a list of such."""
-    tools = _opened(tools)
+    """Declarations of tools as chat completions have them; none where none of `tools` is one.
+
+    Raises `Refused` where some are, and others aren't, such as tools that a provider runs itself.
+    """
+    tools, others = _opened(tools), list[Any]()
     found: list[dict[str, Any]] = []
     for tool in tools if isinstance(tools, list) else ():
         given = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-            return []
+            others.append(tool)
+            continue
         function = {"name": given["name"]}
         if given.get("description"):
             function["description"] = given["description"]
         function["parameters"] = given.get("parameters") or given.get("input_schema") or {}
         found.append({"type": "function", "function": function})
+    if found and others:
+        expected = "declarations of functions with their names"
+        raise Refused(f"tools: expected {expected}, got {others[0]!r:.80} too; declare it or leave it out")
     return found
 
 
@@ -155,12 +162,13 @@ def _normal(value: Any, location: str) -> Messages:
         text = json.dumps(content, ensure_ascii=False) if isinstance(content, dict) else content
         value = {**value, "role": "tool", "content": text}
     parts = _Parts(value.get("content"), f"{location}.content")
-    if not parts.texts and isinstance(value.get("refusal"), str):
-        parts.texts.append(value["refusal"])
+    parts.add_refusal(value, location)
     thought = _reasoning(value, parts.thoughts, location)
     calls = value.get("tool_calls")
     if not isinstance(calls, list | None):
         raise Refused(f"{location}.tool_calls: expected a list, got {calls!r:.80}")
+    ids = [call["id"] for call in calls or () if isinstance(call, dict) and call.get("id") is not None]
+    parts.calls = [call for call in parts.calls if call.get("id") not in ids]  # LangChain has both
     calls = [*(calls or ()), *parts.calls, *filter(None, [value.get("function_call")])]
     if not (parts.texts or thought or calls):
         if parts.results:
@@ -211,6 +219,17 @@ class _Parts:
         elif content is not None:
             raise Refused(f"{location}: expected text, or parts of text, got {content!r:.80}")
 
+    def add_refusal(self, message: Mapping[str, Any], location: str) -> None:
+        """Take a refusal in words for the text of its message, which may have no other, and no audio."""
+        refusal = message.get("refusal")
+        if message.get("audio"):
+            raise Refused(f"{location}: expected text, got audio")
+        if refusal and isinstance(refusal, str):
+            if "".join(self.texts) not in ("", refusal):
+                got = f"got both: {refusal!r:.80}; keep one"
+                raise Refused(f"{location}: expected content or a refusal, {got}")
+            self.texts = [refusal]
+
     def _add(self, part: Any, location: str) -> None:
         kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
         if not isinstance(kind, str):
@@ -237,6 +256,7 @@ class _Parts:
 
 def _call(value: Any, location: str) -> dict[str, Any]:
     """A call of a tool. Arguments that are no JSON object stay the text that the model wrote."""
+    value = _opened(value)  # verifiers wrote calls as text until late 2025
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise Refused(f"{location}: expected a call of a tool with its name and arguments, got {value!r:.80}")
