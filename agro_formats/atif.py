@@ -19,8 +19,8 @@ from agro.io.json_values import entry, objects, omit, read_object, text
 from agro.io.jsonlines import Line
 from agro.logs.protocol import Context, Item, Row, line_of
 from agro.logs.records import Record, call, exchange, fingerprinted
-from agro.logs.values import integer, integers, listed, numbers, one_of, plain, total
-from agro.types.conversation import prompt_hash
+from agro.logs.values import integer, integers, listed, numbers, one_of, total
+from agro.types.conversation import prompt_hash, text_of
 
 Message = dict[str, Any]
 
@@ -148,7 +148,7 @@ def trajectory(row: Row, context: Context, name: str = "steps") -> list[tuple[st
     """(name, record) of its rows and those of its subagents. The reward isn't here, but in `result.json` of
     the trial's folder."""
     agent = entry(row.get("agent"), "agent")
-    meta = omit(row, _COLUMNS) | {"agent": omit(agent, ())}
+    meta = omit(row, _COLUMNS) | {"agent": omit(agent, ("tool_definitions",))}
     parts = list[tuple[str, dict[str, Any]]]()
     values = objects(row["steps"], "steps")
     calls = [step.get("llm_call_count") for step in values]
@@ -156,7 +156,7 @@ def trajectory(row: Row, context: Context, name: str = "steps") -> list[tuple[st
     merged = any(integer(count, "llm_call_count") > 1 for count in calls if count is not None)
     for i, record in enumerate(records([_step(step, i, merged) for i, step in enumerate(values)], context)):
         record["meta"] |= meta
-        record["model"] = agent.get("model_name")
+        record |= {"model": agent.get("model_name"), "tools": agent.get("tool_definitions")}
         parts.append((f"{name}[{i}]", record))
     for i, delegated in enumerate(listed(row.get("subagent_trajectories"), "subagent_trajectories")):
         for part, record in trajectory(delegated, context, f"{name}.subagent_trajectories[{i}]"):
@@ -184,7 +184,7 @@ def _step(step: Row, i: int, merged: bool) -> AtifStep:
         if wrong is not None:
             raise Refused(f"{name}.{wrong}: expected only in steps of the agent, got one of the {role}")
     metrics = entry(step.get("metrics"), f"{name}.metrics")
-    message: Message = {"role": role, "content": plain(step.get("message"), f"{name}.message")}
+    message: Message = {"role": role, "content": text_of(step.get("message"), f"{name}.message")}
     if step.get("reasoning_content") is not None:
         message["reasoning_content"] = text(step["reasoning_content"], f"{name}.reasoning_content")
     if calls := listed(step.get("tool_calls"), f"{name}.tool_calls"):
@@ -197,7 +197,7 @@ def _step(step: Row, i: int, merged: bool) -> AtifStep:
         turn: Message = {"role": "user" if role == "assistant" else role}
         if result.get("source_call_id") is not None:
             turn = {"role": "tool", "tool_call_id": result["source_call_id"]}
-        observed.append(turn | {"content": plain(result.get("content"), f"{location}.results.content")})
+        observed.append(turn | {"content": text_of(result.get("content"), f"{location}.results.content")})
     is_own, tokens = is_call(step), None
     if is_own and not merged and all(metrics.get(key) is not None for key in _IDS[:2]):
         prompt, completion = (integers(metrics[key], f"{name}.metrics.{key}") for key in _IDS[:2])

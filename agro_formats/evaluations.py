@@ -18,7 +18,7 @@ from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.io.jsonlines import Line
 from agro.logs import exchanges
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, SkipRecord, line_of
-from agro.logs.records import grouped, settings, token_fields, unlisted
+from agro.logs.records import grouped, settings, token_fields, unlisted, with_thought
 from agro.logs.values import a_list, list_of_length, number, parsed, total, wrong
 from agro_formats.traces import Scores, TraceSpan, described, read_spans, responses
 
@@ -132,6 +132,9 @@ def read_lighteval(row: Row, context: Context) -> list[Item]:
     metric = entry(row["metric"], "metric")
     measured = [name for name, value in metric.items() if value is not None]
     reasonings = a_list(output.get("reasonings"), "model_response.reasonings")
+    prompt_ids = a_list(output.get("input_tokens"), "model_response.input_tokens")
+    ids = (prompt_ids and output.get("output_tokens")) or [[]] * len(texts)
+    ids = list_of_length(ids, "model_response.output_tokens", len(texts), "lists, one per response")
     choices, gold = a_list(doc.get("choices"), "doc.choices"), doc.get("gold_index")
     indices = gold if isinstance(gold, list) else [gold]
     right = [choices[index] for index in indices if isinstance(index, int) and 0 <= index < len(choices)]
@@ -146,26 +149,16 @@ def read_lighteval(row: Row, context: Context) -> list[Item]:
     items = []
     for index, response in enumerate(texts):
         record = {**common, "response": text(response, f"model_response.text[{index}]"), "meta": meta}
-        if index < len(reasonings) and reasonings[index] is not None:
-            record["meta"] = meta | {"reasoning": reasonings[index]}
-        items.append(Item.of(record | _tokens(output, index, len(texts)), f"text[{index}]"))
+        if index < len(reasonings):
+            record = with_thought(record, reasonings[index])
+        own = a_list(ids[index], f"model_response.output_tokens[{index}]")
+        items.append(Item.of(record | (token_fields(prompt_ids, own) if own else {}), f"text[{index}]"))
     return items
 
 
 def _one_or_all(answers: list[Any]) -> Any:
     """The only right answer, a list of several, or None."""
     return answers[0] if len(answers) == 1 else answers or None
-
-
-def _tokens(response: Row, index: int, count: int) -> dict[str, Any]:
-    """The token ids of the prompt and of one response, if both are logged."""
-    prompt_ids = a_list(response.get("input_tokens"), "model_response.input_tokens")
-    ids = response.get("output_tokens")
-    if not prompt_ids or not ids:
-        return {}
-    name = "model_response.output_tokens"
-    output = a_list(list_of_length(ids, name, count, "lists, one per response")[index], f"{name}[{index}]")
-    return token_fields(prompt_ids, output) if output else {}
 
 
 def lighteval_scored(row: Row) -> ScoredDocument:
@@ -247,8 +240,9 @@ def read_helm(row: Row, context: Context) -> list[Item]:
     for index, completion in enumerate(completions):
         response = text(completion.get("text"), f"result.completions[{index}].text")
         reason = entry(completion.get("finish_reason"), "finish_reason").get("reason")
-        details = {"completion": omit(completion, ("text", "finish_reason")), "finish": reason}
+        details = {"completion": omit(completion, ("text", "finish_reason", "thinking")), "finish": reason}
         record = {**common, "response": response, "meta": meta | omit(details, ())}
+        record = with_thought(record, entry(completion.get("thinking"), "thinking").get("text"))
         items.append(Item.of(record, f"completions[{index}]"))
     return items
 

@@ -123,15 +123,15 @@ def read_litellm(row: Row, context: Context) -> list[Item]:
     request |= entry(unpacked(row.get("model_parameters")), "model_parameters")
     details = {name: value for name, value in metadata.items() if value not in (None, [], {})}
     meta = described(row, _LITELLM_COLUMNS) | ({"metadata": details} if details else {})
+    common = {"model": row.get("model"), "tools": request.get("tools") or request.get("functions")}
     if is_completion(body):
-        items = list(choices(body, prompt, request, meta))
-        for item in items:
-            item.records[0].setdefault("model", row.get("model"))
-        return items
-    common = {"model": row.get("model"), "sampling": settings(request), "meta": meta}
+        items = choices(body, prompt, request, meta)
+        return [item._replace(records=(common | item.records[0],)) for item in items]
+    common |= {"sampling": settings(request), "meta": meta}
     return responses(prompt, exchanges.replies(body, "response"), "response", common)
 
 
+_TENSORZERO_TOOLS = ("additional_tools", "dynamic_tools", "tools_available")
 _TENSORZERO_COLUMNS = ("input", "output", "dispreferred_outputs", "inference_params", "extra_body")
 
 
@@ -147,12 +147,15 @@ def read_tensorzero(row: Row, context: Context) -> list[Item]:
         if parts:
             prompt += normalized_message({"role": message.get("role"), "content": parts}, location)
     params = entry(unpacked(row.get("inference_params")), "inference_params")
+    tools = {**row, **entry(unpacked(row.get("tool_params") or None), "tool_params")}
+    tools = next((tools[name] for name in _TENSORZERO_TOOLS if tools.get(name)), None)
     scores = joined_scores(context, "metrics", row.get("inference_id", row.get("id")), row.get("episode_id"))
     common = {
         "reward": scored(scores, context),
         "model": row.get("variant_name"),
         "sampling": settings(entry(params.get("chat_completion"), "inference_params.chat_completion")),
         "meta": described(row, _TENSORZERO_COLUMNS) | ({"scores": scores} if scores else {}),
+        "tools": tools,
     }
     (item,) = responses(prompt, [_reply(unpacked(row["output"]), "output")], "output", common)
     worse = [_reply(value, "dispreferred_outputs") for value in row.get("dispreferred_outputs") or []]

@@ -44,6 +44,8 @@ def read(row: Row, context: Context) -> list[Item]:
         "model": text(run.get("model"), "eval.model"),
         "sampling": settings(entry(run.get("model_generate_config"), "eval.model_generate_config")),
     }
+    calls = [each for each in a_list(row.get("events"), "events") if entry(each, "events").get("tools")]
+    common["tools"] = calls[0]["tools"] if calls else None
     meta = {name: value for name, value in omit(sample, _COLUMNS).items() if value not in ([], {})}
     meta |= {"scores": sample["scores"]} if sample.get("scores") else {}
     items = []
@@ -90,6 +92,8 @@ def _plain(message: Row) -> dict[str, Any]:
             for each in calls
         ]
     if message.get("role") == "tool":
+        if error := entry(message.get("error"), "error"):  # which the model saw instead
+            turn["content"] = f"Error: {error.get('message')}"
         fields = {"tool_call_id": message.get("tool_call_id"), "name": message.get("function")}
         turn |= {name: value for name, value in fields.items() if value is not None}
     return normalized_message(turn, "messages")[-1]

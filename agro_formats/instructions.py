@@ -288,7 +288,7 @@ def read_turns(row: Row, context: Context) -> list[Item]:
 def _learned(messages: list[dict[str, Any]]) -> list[tuple[int, int]]:
     """The first and last message of each run of turns to learn from; (0, last) if no `loss` is false."""
     losses = {i: flag(m["loss"], f"messages[{i}].loss") for i, m in enumerate(messages) if "loss" in m}
-    if all(losses.values()):
+    if not losses:
         return [(0, len(messages) - 1)]
     turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     groups = groupby(turns, key=lambda i: losses.get(i, True))

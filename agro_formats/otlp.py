@@ -31,7 +31,7 @@ Scores = Mapping[str, list[Any]]
 OPERATIONS = ("chat", "text_completion", "generate_content")
 _GENAI_INPUT, _GENAI_OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 _SYSTEM, _TOOLS = "gen_ai.system_instructions", "gen_ai.tool.definitions"
-_OLD = ("gen_ai.prompt.", "gen_ai.completion.")
+_OLD, _FUNCTIONS = ("gen_ai.prompt.", "gen_ai.completion."), "llm.request.functions."  # OpenLLMetry's
 
 
 def is_genai_call(attributes: Mapping[str, Any]) -> bool:
@@ -70,16 +70,18 @@ def read_genai(attributes: Row, scores: Scores, context: Context) -> list[Item]:
         prompt, replies = _old(attributes)
     request = {name: attributes.get(f"gen_ai.request.{name}") for name in SAMPLER}
     extras = omit(attributes, (_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM, _TOOLS))
-    meta = {name: value for name, value in extras.items() if not name.startswith(_OLD)}
+    meta = {name: value for name, value in extras.items() if not name.startswith((*_OLD, _FUNCTIONS))}
     model = attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model")
-    common = {"model": model, "sampling": settings(request, SAMPLER), "tools": attributes.get(_TOOLS)}
+    named = {key: unpacked(x) for key, x in attributes.items() if key.startswith(_FUNCTIONS)}
+    functions = unflatten({key.removeprefix(_FUNCTIONS): x for key, x in named.items()})
+    tools = attributes.get(_TOOLS) or list(functions.values())
+    common = {"model": model, "sampling": settings(request, SAMPLER), "tools": tools}
     return _items(prompt, replies, scores, context, meta, common)
 
 
 def _items(
     prompt: list[Message], replies: list[Message], scores: Scores, context: Context, meta: Row, common: Row
 ) -> list[Item]:
-    common = {name: value for name, value in common.items() if name != "tools" or value is not None}
     meta = {**meta, **({"scores": dict(scores)} if scores else {})}
     return responses(prompt, replies, "output", {**common, "reward": scored(scores, context), "meta": meta})
 
@@ -87,7 +89,8 @@ def _items(
 def _genai_message(message: Mapping[str, Any], name: str) -> list[Message]:
     """A message with parts, after a tool message for each tool response in it."""
     parts = objects(message.get("parts"), f"{name}.parts")
-    return normalized_message({"role": message.get("role"), "content": parts}, name)
+    said = {"role": message.get("role"), "name": message.get("name"), "content": parts}
+    return normalized_message(said, name)
 
 
 def _old(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:

@@ -22,8 +22,9 @@ from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
 from agro.io.jsonlines import Line
 from agro.logs.mapping import Columns, at, heads
 from agro.logs.protocol import TIE, Context, Item, Judgment, Row, SkipRecord, Votes
-from agro.logs.records import Record, assistant, exchange, system, until_reply, user
-from agro.logs.values import integer, listed, number, one_of, plain, total, wrong
+from agro.logs.records import TURN, Record, assistant, exchange, system, until_reply, user
+from agro.logs.values import integer, listed, number, one_of, total, wrong
+from agro.types.conversation import normalized
 
 
 def read_nectar(row: Row, context: Context) -> list[Item]:
@@ -376,8 +377,8 @@ _BOTH_BAD = ("both_bad", "bothbad", "tie (bothbad)")
 def read_conversations(row: Row, context: Context) -> list[Item]:
     sides = [
         [
-            {"role": turn.get("role"), "content": plain(turn.get("content"), f"{name}[{i}].content")}
-            for i, turn in enumerate(objects(unpacked(row[name]), name))
+            {key: value for key, value in turn.items() if key in TURN}
+            for turn in normalized(objects(unpacked(row[name]), name), name)
         ]
         for name in _CONVERSATIONS
     ]

@@ -236,8 +236,6 @@ def _message(message: Row, name: str) -> Message:
     turn = {key: x for key, x in message.items() if key not in (*_EXTRA_KEYS, "is_demo")}
     if turn.get("role") == "tool" and message.get("tool_call_ids"):
         turn["tool_call_id"] = message["tool_call_ids"][0]
-    if not turn.get("tool_calls"):
-        turn.pop("tool_calls", None)
     (parsed,) = exchanges.messages([turn], name)
     return parsed
 

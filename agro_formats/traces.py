@@ -219,7 +219,7 @@ def _items(
         "model": final.model,
         "sampling": final.sampling,
         "meta": {**meta, **({"scores": judged} if judged else {})},
-        **({"tools": final.tools} if final.tools else {}),
+        "tools": final.tools,
     }
     replies = list[Message | list[Message]]()
     for message in conversation.replies:

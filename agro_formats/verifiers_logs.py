@@ -14,7 +14,7 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit
 from agro.logs.protocol import Context, Item, Row
 from agro.logs.records import Record, exchange, fingerprinted, split, until_reply
-from agro.logs.values import flag, flags, integer, integers, number, numbers, parsed, wrong
+from agro.logs.values import flag, flags, integer, integers, number, numbers, wrong
 from agro.types.conversation import prompt_hash
 
 DECIMALS = 4  # of log-probs, RECORD_FLOAT_DECIMALS of verifiers
@@ -159,7 +159,7 @@ def _sampling(calls: list[dict[str, Any]]) -> Record:
     return common if all(s == common for s in settings) else common | {"of_calls": settings}
 
 
-_COLUMNS = ("prompt", "completion", "reward", "example_id", "answer")
+_COLUMNS = ("prompt", "completion", "reward", "example_id", "answer", "tool_defs")
 _TRACE_FIELDS = ("info", "metrics", "rewards", "errors", "stop_condition", "ok", "is_timeout", "tools")
 _EPISODE_FIELDS = ("env", "run", "task")
 
@@ -241,16 +241,11 @@ def read_result(row: Row, context: Context) -> list[Item]:
     record = exchange(prompt, completion, ("prompt", "completion"), meta, answer=row.get("answer"))
     record["reward"] = number(row["reward"], "reward") if error is None else None
     record["prompt_id"] = f"{row[name]}:{prompt_hash(record['prompt'])}"
+    record["tools"] = row.get("tool_defs")
     return [Item.of(record, "completion")]
 
 
 def _messages(value: Any) -> Any:
-    """Messages with tool calls as objects; until late 2025 these were JSON text."""
     if not isinstance(value, list):
         return value
-    turns = [_message(turn) for turn in objects(value, "prompt, completion")]
-    for turn in turns:
-        calls = turn.get("tool_calls")
-        if isinstance(calls, list):
-            turn["tool_calls"] = [parsed(c, "tool_calls") if isinstance(c, str) else c for c in calls]
-    return turns
+    return [_message(turn) for turn in objects(value, "prompt, completion")]

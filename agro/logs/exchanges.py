@@ -14,15 +14,19 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
+from agro.logs.mapping import evaluated
 from agro.logs.protocol import Context, Item, Row
 from agro.logs.records import call, reply, settings, token_fields, user
-from agro.logs.values import listed, plain, wrong
+from agro.logs.values import listed, wrong
 from agro.rollout.prompts import openai_prompt
 from agro.types import end_in
-from agro.types.conversation import normalized_message, with_tools
+from agro.types.conversation import declarations, normalized_message, text_of, with_tools
 
 Message = dict[str, Any]
 
+_MORE = ("reasoning_content", "tool_calls", "function_call", "refusal", "audio")  # `additional_kwargs` too
+# What Langfuse's callback for LangChain adds to messages: the declarations of tools.
+_DECLARING = "[?role == 'tool' && !tool_call_id && (content.function || content.input_schema)]"
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 _CALLS = {  # the key of the arguments by the type of a tool call's item
     "function_call": "arguments",
@@ -112,22 +116,27 @@ def _opened(value: Any, forms: tuple[str, ...]) -> Any:
 def prompt(value: Any, name: str) -> str | list[Message]:
     """The prompt of a call, a text or messages, alone or in a request with its settings."""
     value = _opened(value, _REQUEST_KEYS)
+    if isinstance(value, list):
+        added = evaluated(value, _DECLARING)
+        parsed = messages([one for one in value if one not in added], name)
+        return with_tools(parsed, [one["content"] for one in added])
     if not isinstance(value, dict):
-        return text(value, name) if not isinstance(value, list) else messages(value, name)
+        return text(value, name)
     key = next((key for key in _PROMPT_KEYS if value.get(key) is not None), None)
     if key is None:
         raise Refused(f"{name}: expected text or messages, got an object of {', '.join(value) or 'nothing'}")
     request, location = unpacked(value[key]), f"{name}.{key}"
     if key == "prompts" and isinstance(request, list):
         request = _only(request, location)
-    instructions = value.get("system", value.get("instructions"))
-    if instructions is None and isinstance(request, str):
+    instructions, tools = value.get("system", value.get("instructions")), value.get("tools")
+    tools = tools or value.get("functions")
+    if instructions is None and isinstance(request, str) and not declarations(tools):
         return request
     if not isinstance(request, list):
         request = [user(text(request, location))]
     if instructions is not None:
         request = [{"role": "system", "content": instructions}, *request]
-    return with_tools(messages(request, location), value.get("tools") or value.get("functions"))
+    return with_tools(messages(request, location), tools)
 
 
 def replies(value: Any, name: str) -> list[Message]:
@@ -198,10 +207,12 @@ def messages(values: Any, name: str) -> list[Message]:
     for i, value in enumerate(objects(values, name)):
         location, kind = f"{name}[{i}]", value.get("type")
         is_message = "role" in value
-        if kind in (*_CALLS, *_OUTPUTS) or (kind == ("message" if is_message else "reasoning")):
+        is_item = kind == ("message" if is_message else "reasoning") and "stop_reason" not in value
+        if kind in (*_CALLS, *_OUTPUTS) or is_item:  # Anthropic's messages have a stop_reason
             add_item(parsed, value, location)
         elif is_message:
-            parsed += normalized_message({k: x for k, x in value.items() if k not in NAMES}, location)
+            known = {k: x for k, x in value.items() if k not in NAMES}
+            parsed += normalized_message(_with_more(known), location)
         else:
             parsed.append(_langchain(value, location))
     return parsed
@@ -217,12 +228,12 @@ def add_item(parsed: list[Message], item: Mapping[str, Any], name: str) -> None:
         output = item.get("output")
         if isinstance(output, dict):  # older versions
             output = output.get("content")
-        content = output if isinstance(output, str) else plain(output, f"{name}.output")
+        content = output if isinstance(output, str) else text_of(output, f"{name}.output")
         parsed.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         return
     if kind == "message" and item["role"] != "assistant":
         role = "system" if item["role"] == "developer" else item["role"]
-        parsed.append({"role": role, "content": plain(item.get("content"), f"{name}.content")})
+        parsed.append({"role": role, "content": text_of(item.get("content"), f"{name}.content")})
         return
     begins = kind != "message" and kind not in _CALLS  # reasoning precedes text and calls
     message = parsed[-1] if parsed and parsed[-1]["role"] == "assistant" else None
@@ -230,7 +241,7 @@ def add_item(parsed: list[Message], item: Mapping[str, Any], name: str) -> None:
         message = {"role": "assistant", "content": ""}
         parsed.append(message)
     if kind == "message":
-        message["content"] += plain(item.get("content"), f"{name}.content")
+        message["content"] += text_of(item.get("content"), f"{name}.content")
     elif kind == "reasoning":
         parts = listed(item.get("content"), f"{name}.content")
         if thought := "".join(text(part.get("text"), f"{name}.content.text") for part in parts):
@@ -255,11 +266,21 @@ def _langchain(value: Mapping[str, Any], name: str) -> Message:
     role = fields.get("role") or _LANGCHAIN.get(str(kind).lower())
     if role is None:
         raise wrong(name, "a message with role, or LangChain's of a known class", value)
+    fields = _with_more(fields)
     converted: Message = {"role": role, "content": fields.get("content")}
-    for key in ("tool_calls", "tool_call_id"):
+    for key in ("tool_call_id", "name", *_MORE):
         if fields.get(key):
             converted[key] = fields[key]
     return turn(converted, name)
+
+
+def _with_more(fields: Mapping[str, Any]) -> Message:
+    """The fields of a message with LangChain's `additional_kwargs`, and calls that it couldn't read."""
+    more = entry(fields.get("additional_kwargs"), "additional_kwargs")
+    merged = {**fields, **{key: more[key] for key in _MORE if more.get(key) and not fields.get(key)}}
+    if invalid := listed(fields.get("invalid_tool_calls"), "invalid_tool_calls"):
+        merged["tool_calls"] = [*listed(fields.get("tool_calls"), "tool_calls"), *invalid]
+    return merged
 
 
 _EXCHANGE_COLUMNS = ("request", "messages", "input", "prompt", "response", "output", "completion")

@@ -142,6 +142,7 @@ LINES = {  # lines of a printed report, by field of `ImportReport`; a dict has o
     "repeats": "repeats: {} of the new samples equal another one of their group; all are kept",
     "normalized": "{}",
     "cut": "cut: {} samples; no end is learned behind them",
+    "unseen": "{} of {} samples: no model reads it, unless a chat template shows it",
     "repeated": "repeats of {}: {} not taken again",
     "replaced": "replaced: {} samples of an earlier import of the same file",
     "before": "{}: another file of this name was imported before ({} samples). If this is a newer version "

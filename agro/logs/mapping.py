@@ -41,7 +41,7 @@ from agro.logs.values import integer, list_of_length, number, total
 
 OPTIONAL = ("reward", "votes_chosen", "votes_rejected")  # unknown in a record without the column
 MAPPABLE = (*FIELDS, *PREFERENCE, "messages")
-_COMMON = ("answer", "meta", "sampling")  # a list in these belongs to every response
+_COMMON = ("answer", "meta", "sampling", "tools")  # a list in these belongs to every response
 
 
 def parse_map(items: Iterable[str]) -> dict[str, str]:

@@ -40,6 +40,8 @@ from agro.store.ledger import Place
 from agro.store.sample_rows import Origin, SampleRow
 from agro.types import Prompt, Sample
 
+_UNSEEN = {"tools", "functions", "reasoning"}  # what no model reads in `meta`: it stood beside a text
+
 
 class Options(TypedDict, total=False):
     """How `import_files` reads records."""
@@ -82,6 +84,7 @@ class Counts:
     redacted: Counter[str] = field(default_factory=Counter)  # matches by kind
     unknown_ends: Counter[str] = field(default_factory=Counter)  # samples by the end that is reported
     cut: int = 0  # samples whose record says that they were cut
+    unseen: Counter[str] = field(default_factory=Counter)  # samples by what a model may not read of them
     tokens_dropped: int = 0  # samples that lost their tokens because their text was changed
     kinds: dict[str, None] = field(default_factory=dict)  # names of the records' formats
 
@@ -298,6 +301,11 @@ class Reader:
         if (reported := settle(sample.meta)) is not None:
             self._result.unknown_ends[f"{reported!r:.40}"] += 1
         self._result.cut += sample.end == "cut"
+        self._result.unseen.update(f"meta.{name}" for name in sample.meta.keys() & _UNSEEN)
+        prompt = sample.prompt if isinstance(sample.prompt, list) else ()
+        turns = chain(prompt, sample.meta.get("continuation", ()))
+        if any("name" in turn and turn["role"] != "tool" for turn in turns):
+            self._result.unseen["the names of speakers"] += 1
         return sample
 
     def _with_prompt(self, record: dict[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def common_start(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
     return [one for one, _ in takewhile(lambda both: both[0] == both[1], zip(a, b))]
 
 
-_TURN = ("role", "content", "tool_calls", "reasoning_content", "tool_call_id", "name")
+TURN = ("role", "content", "tool_calls", "reasoning_content", "tool_call_id", "name")
 SAMPLER = ("temperature", "top_p", "top_k", "seed")
 _SETTINGS = (*SAMPLER, "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
@@ -105,8 +105,8 @@ def reply(
     if message.get("role", "assistant") != "assistant":
         raise wrong(f"{names[1]}.role", "assistant", message["role"])
     turns = normalized_message({**message, "role": "assistant"}, names[1])
-    turn = {name: value for name, value in turns[-1].items() if name in _TURN}
-    extras = {name: value for name, value in turns[-1].items() if name not in _TURN and value != []}
+    turn = {name: value for name, value in turns[-1].items() if name in TURN}
+    extras = {name: value for name, value in turns[-1].items() if name not in TURN and value != []}
     response: Any = [*turns[:-1], turn]
     if isinstance(prompt, str):
         if turn.keys() != {"role", "content"}:
@@ -116,6 +116,13 @@ def reply(
     if message.get("content") is None and message.get("refusal"):
         aside["refusal"] = True
     return exchange(prompt, response, names, aside | dict(meta), **fields)
+
+
+def with_thought(record: Record, thought: Any) -> Record:
+    """The record with reasoning before its response; beside a prompt of text that is in `meta`."""
+    turn = {**assistant(record["response"]), "reasoning_content": thought}
+    more = {"reasoning": thought} if isinstance(record["prompt"], str) else {"continuation": [turn]}
+    return {**record, "meta": {**record["meta"], **more}} if thought else record
 
 
 def settings(request: Row, names: Sequence[str] = _SETTINGS) -> Record | None:

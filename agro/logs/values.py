@@ -15,7 +15,6 @@ from agro.errors import Refused
 from agro.io.json_values import is_unknown, objects, unpacked
 from agro.io.strictjson import loads
 from agro.logs.protocol import Context, Row
-from agro.types.conversation import text_of
 
 
 def wrong(name: str, expected: str, value: Any, way_out: str = "") -> Refused:
@@ -75,11 +74,6 @@ def one_of(value: Any, meanings: Mapping[str, str], name: str) -> str:
     if isinstance(value, str) and value in meanings:
         return meanings[value]
     raise wrong(name, f"one of {', '.join(meanings)}", value)
-
-
-def plain(content: Any, name: str) -> str:
-    """The text of a message's content, a text or text parts. Raises `Refused` for images and other parts."""
-    return "" if content is None else text_of(content, name)
 
 
 def a_list(value: Any, name: str) -> list[Any]:

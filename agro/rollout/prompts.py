@@ -18,7 +18,7 @@ from agro.io.json_values import check_columns, entry, is_unknown, messages_in, o
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
 from agro.io.record_files import read_records
 from agro.types import Prompt
-from agro.types.conversation import normalized, with_tools
+from agro.types.conversation import declarations, normalized, with_tools
 
 SHOWN = 3  # problems that a message names
 Paths = str | Path | Sequence[str | Path]
@@ -159,13 +159,6 @@ def _last_box(text: str) -> str | None:
     return content
 
 
-def _openrlhf_prompt(row: Row) -> dict[str, Any]:
-    record: dict[str, Any] = {"prompt": row["input"], **omit(row, ("input", "label"))}
-    if row.get("label") is not None:
-        record["answer"] = row["label"]
-    return record
-
-
 def ends_with_assistant(row: Row) -> bool:
     """Whether `input` is a conversation that ends with the assistant."""
     messages = row.get("input")
@@ -174,11 +167,15 @@ def ends_with_assistant(row: Row) -> bool:
 
 
 def openai_prompt(request: Row) -> Any:
-    """The messages of a request, after the tools that it declares, or its text."""
+    """The messages of a request, after its instructions and the tools that it declares, or its text."""
+    tools, instructions = request.get("tools") or request.get("functions"), request.get("instructions")
+    first = [{"role": "system", "content": instructions}] if instructions else []
     for name in ("messages", "input", "prompt"):
         value = request.get(name)
+        if isinstance(value, str) and (first or declarations(tools)):
+            value = [{"role": "user", "content": value}]
         if isinstance(value, list) and value and all(isinstance(x, dict) and "role" in x for x in value):
-            return with_tools(normalized(value, name), request.get("tools") or request.get("functions"))
+            return with_tools(normalized([*first, *value], name), tools)
         if value is not None:
             return value
     raise Refused(f"request: expected messages, input or prompt, got {', '.join(request) or 'nothing'}")
@@ -203,7 +200,8 @@ PROMPT_FORMATS = {  # by name, in the order in which they are tried
     ),
     "math": PromptFormat(lambda row: row.keys() >= {"problem", "solution"}, math_problem),
     "openrlhf-prompts": PromptFormat(
-        lambda row: row.keys() - OPENRLHF == {"input"} and not ends_with_assistant(row), _openrlhf_prompt
+        lambda row: row.keys() - OPENRLHF == {"input"} and not ends_with_assistant(row),
+        lambda row: {"prompt": row["input"], **omit({**row, "answer": row.get("label")}, ("input", "label"))},
     ),
     "openai-batch-input": PromptFormat(
         lambda row: row.keys() >= {"custom_id", "body"} and "response" not in row,

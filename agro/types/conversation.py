@@ -25,7 +25,7 @@ TOOLS = "tools"  # the role of the message that declares tools
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _LISTED_REASONING = ("reasoning_details", "thinking_blocks")
-_OTHER_NAMES = {"reasoning", "thinking", "function_call", "refusal", *_LISTED_REASONING}
+_OTHER_NAMES = {"reasoning", "thinking", "function_call", "refusal", "audio", *_LISTED_REASONING}
 _CALLING = ("tool_call", "function_call")  # roles of messages that are a tool call, as JSON
 _ANSWERING = ("tool_response", "observation", "function")  # roles of messages that are its result
 # The type of a content part: the keys that may hold its text.
@@ -92,18 +92,25 @@ def without_tools(prompt: str | Messages) -> tuple[str | Messages, list[dict[str
 
 
 def declarations(tools: Any) -> list[dict[str, Any]]:
-    """Convert tool declarations to those of chat completions; empty unless `tools` is a list of such."""
-    tools = _decoded(tools)
+    """Convert tool declarations to those of chat completions; empty if none of `tools` is one.
+
+    Raises `Refused` if only some are, for instance next to tools that a provider runs itself.
+    """
+    tools, others = _decoded(tools), list[Any]()
     converted: list[dict[str, Any]] = []
     for tool in tools if isinstance(tools, list) else ():
         declaration = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(declaration, dict) or not isinstance(declaration.get("name"), str):
-            return []
+            others.append(tool)
+            continue
         function = {"name": declaration["name"]}
         if declaration.get("description"):
             function["description"] = declaration["description"]
         function["parameters"] = declaration.get("parameters") or declaration.get("input_schema") or {}
         converted.append({"type": "function", "function": function})
+    if converted and others:
+        expected = "declarations of functions with their names"
+        raise Refused(f"tools: expected {expected}, got {others[0]!r:.80} too; declare it or leave it out")
     return converted
 
 
@@ -154,12 +161,13 @@ def _normal(value: Any, location: str) -> Messages:
         text = json.dumps(content, ensure_ascii=False) if isinstance(content, dict) else content
         value = {**value, "role": "tool", "content": text}
     parts = _Parts(value.get("content"), f"{location}.content")
-    if not parts.texts and isinstance(value.get("refusal"), str):
-        parts.texts.append(value["refusal"])
+    parts.add_refusal(value, location)
     thought = _reasoning(value, parts.thoughts, location)
     calls = value.get("tool_calls")
     if not isinstance(calls, list | None):
         raise Refused(f"{location}.tool_calls: expected a list, got {calls!r:.80}")
+    ids = [call["id"] for call in calls or () if isinstance(call, dict) and call.get("id") is not None]
+    parts.calls = [call for call in parts.calls if call.get("id") not in ids]  # LangChain has both
     calls = [*(calls or ()), *parts.calls, *filter(None, [value.get("function_call")])]
     if not (parts.texts or thought or calls):
         if parts.results:
@@ -210,6 +218,17 @@ class _Parts:
         elif content is not None:
             raise Refused(f"{location}: expected text, or parts of text, got {content!r:.80}")
 
+    def add_refusal(self, message: Mapping[str, Any], location: str) -> None:
+        """Take a refusal in words for the text of its message, which may have no other, and no audio."""
+        refusal = message.get("refusal")
+        if message.get("audio"):
+            raise Refused(f"{location}: expected text, got audio")
+        if refusal and isinstance(refusal, str):
+            if "".join(self.texts) not in ("", refusal):
+                got = f"got both: {refusal!r:.80}; keep one"
+                raise Refused(f"{location}: expected content or a refusal, {got}")
+            self.texts = [refusal]
+
     def _add(self, part: Any, location: str) -> None:
         kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
         if not isinstance(kind, str):
@@ -236,6 +255,7 @@ class _Parts:
 
 def _call(value: Any, location: str) -> dict[str, Any]:
     """Convert a tool call. Arguments that aren't a JSON object stay the text that the model wrote."""
+    value = _decoded(value)  # verifiers wrote calls as text until late 2025
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise Refused(f"{location}: expected a call of a tool with its name and arguments, got {value!r:.80}")

@@ -51,6 +51,7 @@ class Example:
     """By column or path in the first record: a wrong value, or `MISSING`, and what the refusal says."""
     refused: Sequence[str] = ()  # what is said of the records of `rows` that aren't taken, in order
     left_out: Mapping[str, int] = field(default_factory=dict)  # how many by rule
+    reported: Sequence[str] = ()  # what the report says besides
     error: str = ""  # what is said where nothing is taken, of all formats that aren't read too
     write: Callable[[Path, Rows], None] | None = None  # of a file that isn't JSON Lines
     same: Sequence[Mapping[str, Any]] = ()  # changes of the first record, which is another one's repetition

@@ -377,3 +377,8 @@ def test_what_is_not_shown_is_refused_or_dropped_where_asked(make):
     )
     with pytest.raises(Refused, match=r"the content of message 0 \(role system\) \('be short'\)"):
         make(silent).encoder.prompt([{"role": "system", "content": "be short"}, USER])
+    ahead = "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
+    moves = ahead + CHATML.replace("in messages", "in messages if m.role != 'system'")
+    make(moves).encoder.prompt([{"role": "system", "content": "be short"}, USER])
+    with pytest.raises(Refused, match=r"message 1 \(role system\) in its place"):
+        make(moves).encoder.prompt([USER, {"role": "system", "content": "be short"}])
