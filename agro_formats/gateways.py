@@ -147,8 +147,8 @@ def read_tensorzero(row: Row, context: Context) -> list[Item]:
         if parts:
             prompt += normalized_message({"role": message.get("role"), "content": parts}, location)
     params = entry(unpacked(row.get("inference_params")), "inference_params")
-    tools = {**row, **entry(unpacked(row.get("tool_params") or None), "tool_params")}
-    tools = next((tools[name] for name in _TENSORZERO_TOOLS if tools.get(name)), None)
+    columns = {**row, **entry(unpacked(row.get("tool_params") or None), "tool_params")}
+    tools = next((columns[name] for name in _TENSORZERO_TOOLS if columns.get(name)), None)
     scores = joined_scores(context, "metrics", row.get("inference_id", row.get("id")), row.get("episode_id"))
     common = {
         "reward": scored(scores, context),

@@ -203,17 +203,17 @@ class Chat:
         if key not in self._remembered:
             self._remembered[key] = self.template.tried(twins, generates=True)
         twin = self._remembered[key]
-        end = 0  # of what was said before
+        end = 0  # end of the previous texts
         for piece in marks.pieces:
             if piece.kind == REASONED and self.template.thought is not None:
                 continue  # an earlier turn's reasoning, which the template may leave out
             if piece.may_drop and self._drops:
                 continue
             if piece.kind == TEXT:
-                at = twin.find(piece.mark)
-                if piece.may_drop and 0 <= at < end:  # some templates move all of the system's to the front
-                    raise _not_shown(TEXT, f"{piece.what} in its place", messages)
-                end = max(end, at)
+                start = twin.find(piece.mark)
+                if piece.may_drop and 0 <= start < end:  # some templates move every system text to the front
+                    raise _not_shown(TEXT, f"{piece.label} in its place", messages)
+                end = max(end, start)
             plain = piece.text.strip()
             escaped = json.dumps(plain, ensure_ascii=False)[1:-1]
             if not piece.arrives_in(twin) or not (plain in text or escaped in text):
