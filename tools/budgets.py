@@ -1,4 +1,4 @@
-"""The size of the repository against its budgets: `python tools/budgets.py`, from a checkout."""
+"""How large the house is, beside what it may be: `python tools/budgets.py`, from a checkout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def words(*pages: Path) -> int:
 
 
 def branches(folder: str) -> int:
-    """Branches per hundred lines of functions; each function counts as one."""
+    """Branches of functions, 1 for each function, of a hundred of their lines."""
     branching = length = 0
     for file in files(folder):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -49,7 +49,7 @@ def branches(folder: str) -> int:
 
 
 def sizes() -> dict[str, int]:
-    """The counts, keyed as in tools/budgets.toml."""
+    """What is counted, by the names of tools/budgets.toml."""
     guide = list(files("docs/guide", pattern="*.md"))
     beside = [path.name for path in ROOT.glob("agro_*") if path.is_dir()]
     configuration = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
