@@ -213,7 +213,7 @@ def test_bad_requests_end_with_2_and_name_the_place(model: Path, prompts: Path, 
         f"{not_json}:1": (*eval_, "--prompts", not_json),
         "no such folder": ("eval", "--model", none, "--reward", "exact", *here),
         "did you mean exact?": ("eval", "--model", model, "--reward", "exat", *here),
-        "--reward is given 2 times; it takes one value": (*eval_, "--reward=math", *here),
+        "--reward is set 2 times; it takes one value": (*eval_, "--reward=math", *here),
         "--pass-at: expected a finite number, got nan": ("eval", tmp_path, "--pass-at", "nan"),
         "there is no such folder; there are step-00000004": gone,
         "none.db": ("score", tmp_path / "none.db", "--reward", "exact"),
@@ -536,4 +536,4 @@ def test_eval_of_a_run_reads_its_files_from_where_it_was_started(tmp_path: Path,
 
     (other / "broken.py").write_text("def broken(completions, **_): raise ValueError('no')\n")
     broken = ("eval", "../begun/runs/a", "--reward", "broken.py:broken", "-n", 2)
-    assert "none of the responses could be scored" in refused(*broken)
+    assert "no response could be scored" in refused(*broken)

@@ -101,7 +101,7 @@ def test_who_hangs_or_dies_has_a_failed_episode(made) -> None:
     assert [sample.reward for sample in (hang, die, silent)] == [None] * 3
     assert [sample.meta["finish"] for sample in (hang, die, silent)] == ["error"] * 3
     assert "it exceeded" in hang.meta["reward_error"]
-    assert "exit status 1; it said: it broke: (redacted)" in die.meta["reward_error"]
+    assert "exit status 1; its output: it broke: (redacted)" in die.meta["reward_error"]
     assert "didn't call the model" in silent.meta["reward_error"]
     assert hang.action.sum() > 0
     assert silent.tokens is None

@@ -174,7 +174,7 @@ def test_a_key_that_is_missing_or_broken_is_refused(sheet: Path) -> None:
         with pytest.raises(Refused, match="expected the key of a sheet"):
             read_ratings(sheet)
     key.unlink()
-    with pytest.raises(Refused, match=r"out\.key\.json: expected the key of .* beside it"):
+    with pytest.raises(Refused, match=r"out\.key\.json: expected the key of .* next to it"):
         read_ratings(sheet)
 
 

@@ -60,7 +60,7 @@ def test_whitened_parts_are_trained_on_and_metrics_stay_as_they_were(tmp_path: P
         parts = row["reward_parts"]
         assert row["reward_mean"] == pytest.approx(parts["sevens"] + parts["sober"])
         assert sum(row["reward_shares"].values()) == pytest.approx(1)
-    assert "What the reward" in page(load_run(folder))
+    assert "Components of the reward differences" in page(load_run(folder))
 
 
 def rewarded_by(folder: Path, **reward) -> list[Sample]:
