@@ -222,7 +222,7 @@ class AdversarialSource(Monitor):
             raise Refused(
                 "adversary: expected demonstrations, which are stored responses of role expert, to the "
                 f"prompts of this step, but {self.store.path} has none to any of {len(samples)} responses "
-                f"(for one: prompt {samples[0].prompt_id}). What to do: import some for data.prompts (agro "
+                f"(such as prompt {samples[0].prompt_id}). What to do: import some for data.prompts (agro "
                 "import FILE --store STORE, with a column role), and set data.store"
             )
         numbers = {name: i for i, name in enumerate(dict.fromkeys(s.prompt_id for s in samples))}

@@ -135,7 +135,7 @@ def score(
     answer({**done, "errors": errors}, "\n".join([f"{counted} their old one", *named]), as_json)
     if errors and not done["scored"]:
         cause = next(iter(errors))
-        raise Refused(f"--reward {reward}: no response could be scored (for one: {cause}); fix the reward")
+        raise Refused(f"--reward {reward}: no response could be scored ({cause}); fix the reward")
 
 
 def _complete_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:

@@ -439,7 +439,7 @@ def check_heldout(
     both = sorted(set(prompts) & set(heldout))
     if both:
         raise Refused(
-            f"{setting}: {len(both)} of {len(heldout)} held-out prompts are in the training data (for one: "
+            f"{setting}: {len(both)} of {len(heldout)} held-out prompts are in the training data (such as "
             f"{', '.join(both[:3])}); remove them from one of the two"
         )
 

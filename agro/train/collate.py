@@ -230,7 +230,7 @@ class StoredValues:
         if missing:
             raise Refused(
                 f"data.value_store: {path}: expected scored samples of the reference for all {len(prompts)} "
-                f"prompts that are trained on with stored values, but {len(missing)} have none (for one: "
+                f"prompts that are trained on with stored values, but {len(missing)} have none (for example: "
                 f"{', '.join(missing[:3])}). What to do: agro sample --model REFERENCE --prompts FILE --out "
                 "STORE -n 8, then agro score"
             )

@@ -483,7 +483,7 @@ def _refuse(conflicts: Sequence[ScaleConflict], location: str) -> None:
         return
     low, high, count, prompt_id = conflicts[0]
     raise Refused(
-        f"rewards of different scales meet in groups of {location} ({count}, for one: prompt {prompt_id}): "
+        f"rewards of different scales meet in groups of {location} ({count}, such as prompt {prompt_id}): "
         f"those of {low.source} go from {low.lowest:g} to {low.highest:g}, those of {high.source} from "
         f"{high.lowest:g} to {high.highest:g}, and a group compares them. What to do: a map for each of the "
         f'two sources (data.reward_scale, as in "{high.source}" = {{ factor = '

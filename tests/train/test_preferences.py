@@ -176,7 +176,7 @@ def test_groups_without_a_pair_are_refused_or_dropped(tmp_path: Path) -> None:
     said = refused(tmp_path)
     assert "objective dpo needs pairs " in said
     assert f"12 of 13 groups in {tmp_path / 'pairs.db'} " in said
-    assert "(for one: lone)" in said
+    assert "(for example: lone)" in said
     rows = run(tmp_path, BOTH[0] | {"singletons": "drop"}, train__steps=4)
     assert all(m["groups"] == 4 for m in rows)
 
