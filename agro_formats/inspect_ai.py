@@ -186,7 +186,7 @@ Read = Callable[[], dict[str, Any]]  # reads one sample, or refuses it
 
 def _document(path: Path) -> Iterator[tuple[str, Read]]:
     try:
-        log = _loads(path.read_bytes(), str(path))
+        log = _decoded(path.read_bytes(), str(path))
     except OSError as error:
         raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
     for position, sample in enumerate(a_list(log.get("samples"), f"{path}: samples"), 1):
@@ -200,7 +200,7 @@ def _packed(path: Path) -> Iterator[tuple[str, Read]]:
         header = next((name for name in _HEADERS if name in names), None)
         if header is None:
             raise Refused(f"{path}: expected a log of Inspect, with {' or '.join(_HEADERS)}")
-        run = _loads(read_member(archive, path, header), f"{path}: {header}").get("eval")
+        run = _decoded(read_member(archive, path, header), f"{path}: {header}").get("eval")
         parts: dict[str, dict[int, str]] = {}  # by folder, members by the index of their first item
         for name in names:
             if match := _PART.fullmatch(name):
@@ -215,11 +215,12 @@ def _packed(path: Path) -> Iterator[tuple[str, Read]]:
                     raise Refused(
                         f"{path}: {members[start]}: expected item {len(items)} first: a part is missing"
                     )
-                items += json.loads(read_member(archive, path, members[start]), parse_constant=_unknown)
+                location = f"{path}: {members[start]}"
+                items += _decoded(read_member(archive, path, members[start]), location, list)
             return items
 
         def read(name: str, folder: str) -> dict[str, Any]:
-            sample = _loads(read_member(archive, path, name), f"{path}: {name}") | {"eval": run}
+            sample = _decoded(read_member(archive, path, name), f"{path}: {name}") | {"eval": run}
             if folder:
                 sample["messages"] = joined(f"{folder}/messages")
                 sample["attachments"] = {str(i): x for i, x in enumerate(joined(f"{folder}/attachments"))}
@@ -231,18 +232,20 @@ def _packed(path: Path) -> Iterator[tuple[str, Read]]:
                 yield name, partial(read, name, shell[1] if shell else "")
 
 
-def _loads(data: bytes, location: str) -> dict[str, Any]:
+def _decoded(data: bytes, location: str, kind: type = dict) -> Any:
     try:
         value = json.loads(data, parse_constant=_unknown)
     except ValueError as error:
         raise Refused(f"{location}: expected JSON: {error}") from None
-    if isinstance(value, dict):
+    if isinstance(value, kind):
         return value
-    raise Refused(f"{location}: expected an object, got {value!r:.80}")
+    raise Refused(f"{location}: expected {'an object' if kind is dict else 'a list'}, got {value!r:.80}")
 
 
 def _unknown(constant: str) -> None:
-    """Read NaN, which an unscored sample has, as None."""
+    """Read NaN, which an unscored sample has, as None. Infinities are refused."""
+    if constant != "NaN":
+        raise ValueError(f"expected finite numbers, or NaN for an unknown one, got {constant}")
 
 
 _ZSTANDARD = 93  # zip's compression method

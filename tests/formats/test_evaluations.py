@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zipfile
 import zlib
@@ -68,6 +69,16 @@ def test_damaged_logs(break_it: object, message: str, store: Store, tmp_path: Pa
     path.write_bytes(break_it(path.read_bytes()))  # type: ignore[operator]
     with pytest.raises(Refused, match=message):
         import_files(store, [path])
+
+
+def test_infinities_and_damaged_parts_of_a_log(store: Store, tmp_path: Path) -> None:
+    """NaN means an unknown score to Inspect; infinities mean nothing."""
+    folder = "samples/1_epoch_1"
+    members = inspect_members([]) | {f"{folder}/sample.json": SAMPLE}
+    for part, message in (([math.inf], "got Infinity"), ({}, r"0\.json: expected a list, got \{\}")):
+        zstd_archive(tmp_path / "log.eval", members | {f"{folder}/messages/0.json": part})
+        with pytest.raises(Refused, match=message):
+            import_files(store, [tmp_path / "log.eval"])
 
 
 def test_a_missing_part_of_a_log(store: Store, tmp_path: Path) -> None:
