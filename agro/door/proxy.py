@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agro.door.app import object_in
-from agro.door.sessions import Call, Keeping, Memory, Recorder, digests_of, meta_of, put_row
+from agro.door.sessions import Call, Keeping, Memory, Recorder, check_name, digests_of, meta_of, put_row
 from agro.door.wire import INTERFACES, Problem, messages_in
 from agro.errors import Refused, remember_secret, without_secrets
 from agro.io.strictjson import loads
@@ -164,7 +164,9 @@ class Proxy:
         elif extended is not None and ids:
             row = deepcopy(extended.row)
             row.observe(context[len(prior_tokens) :])
-        call = self.memory.place(Call(episode, 0, row, "", messages, messages, messages, digests), extended)
+        name = _name(reply.get("id"), choice)
+        call = Call(episode, 0, row, "", messages, messages, messages, digests, name=name)
+        call = self.memory.place(call, extended)
         if ids:
             call.row.act(ids, logp if len(logp) == len(ids) else None, -1)
         answer = {name: value for name, value in answer.items() if name != "finish_reason"}
@@ -172,6 +174,18 @@ class Proxy:
         call.last_turn = message["content"]
         self.memory.remember(call, message)
         return call
+
+
+def _name(id: Any, choice: int) -> str:
+    """Return the name of an answer: the server's id, and `.CHOICE` from the second choice on. It is "" if
+    feedback can't use the id."""
+    text = str(id)
+    for interface in INTERFACES.values():
+        text = text.removeprefix(interface.prefix)
+    try:
+        return check_name("" if id is None else text) + (f".{choice}" if choice else "")
+    except Refused:
+        return ""
 
 
 def _sample(call: Call, end: Any, **fields: Any) -> Sample:

@@ -84,11 +84,12 @@ class Call:
     text: str = ""  # of the context and the row's tokens, once answered
     last_turn: str = ""  # the last sampled text, without special tokens
     is_extended: bool = False
+    name: str = ""  # the id that another server gave to the answer
 
     @property
     def id(self) -> str:
         """The name that feedback uses for this call, also after a restart."""
-        return f"{self.episode.name}.{self.number}.{self.answers}"
+        return self.name or f"{self.episode.name}.{self.number}.{self.answers}"
 
     @property
     def size(self) -> int:
@@ -101,6 +102,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.episodes: OrderedDict[str, DoorEpisode] = OrderedDict()  # by name
+        self.episode_of: OrderedDict[str, str] = OrderedDict()  # names by the ids of calls
         self._answered: OrderedDict[tuple[str, bytes], list[Call]] = OrderedDict()
         self._size = 0  # of all answered calls
 
@@ -140,6 +142,9 @@ class Memory:
             call.number = call.episode.rows
             call.episode.rows += 1
         call.ids = (*call.ids, call.id)
+        self.episode_of[call.id] = call.episode.name
+        if len(self.episode_of) > REMEMBERED_EPISODES:
+            self.episode_of.popitem(last=False)
         return call
 
     def give_up(self, call: Call) -> None:
@@ -317,6 +322,15 @@ def _rows(store: Store, name: str) -> tuple[list[Sample], int]:
     return (list(store.samples(ids=ids)), 1 + rows[-1].number) if rows else ([], 0)
 
 
+def _episode_of(store: Store, feedback: dict[str, Any]) -> str:
+    """Return the name of an episode that this process doesn't remember."""
+    name: str = feedback["episode"]
+    if not store.experience.in_ledger(ledger_of(name), range(PAGE)):  # not one of our own ids
+        for sample in store.samples(ids=store.experience.find_listed("calls", feedback["name"])[-1:]):
+            name = sample.meta["session"]
+    return name
+
+
 def store_feedback(
     store: Store, feedback: dict[str, Any], episode: DoorEpisode, source: str, privacy: Privacy
 ) -> dict[str, Any]:
@@ -464,7 +478,9 @@ class Recorder:
     async def feedback(self, feedback: dict[str, Any]) -> dict[str, Any]:
         if self._thread is None:
             raise Problem(400, "feedback: expected --store, in which answers are kept")
-        name = feedback["episode"]
+        name = self.memory.episode_of.get(feedback["name"])
+        if name is None:
+            name = await asyncio.wrap_future(self.submit(partial(_episode_of, feedback=feedback)))
         episode = self.memory.episodes.get(name, DoorEpisode(name))
         fields: dict[str, Any] = {"episode": episode, "source": self.source, "privacy": self.privacy}
         work = partial(store_feedback, feedback=feedback, **fields)

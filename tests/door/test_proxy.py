@@ -51,7 +51,8 @@ def vllm():
         choice = {"index": 0, "token_ids": ids, "logprobs": {"content": content}, "finish_reason": "stop"}
         if not body.get("stream"):
             choice["message"] = {"role": "assistant", "content": text}
-            return JSONResponse({"model": "big", "prompt_token_ids": context, "choices": [choice]})
+            reply = {"id": f"chatcmpl-{len(got)}", "model": "big", "prompt_token_ids": context}
+            return JSONResponse({**reply, "choices": [choice]})
         parts = [{"index": 0, "delta": {"content": c}, "token_ids": [i]} for c, i in zip(text, ids)]
         parts += [{**choice, "delta": {}, "token_ids": ids[len(text) :]}]
         events = [{"model": "big", "choices": [part]} for part in parts]
@@ -103,6 +104,24 @@ def test_ids_and_log_probs_of_the_server_are_stored(vllm, proxy, tmp_path, strea
     headers, body = got[0]
     assert headers["authorization"] == f"Bearer {KEY}"
     assert body["return_token_ids"] is True
+
+
+def test_feedback_names_an_answer_by_the_server_s_id(vllm, proxy, tmp_path) -> None:
+    def send(url: str, **fields) -> int:
+        return httpx.post(f"{url}/v1/feedback", json=fields, headers=HEADERS).status_code
+
+    server, _ = vllm
+    more = [*HI, {"role": "assistant", "content": "ab"}, {"role": "user", "content": "?"}]
+    with behind_a_port(server.app) as at, proxy(at, tmp_path / "s.db") as url:
+        first, second = (post(url, model="m", messages=messages).json()["id"] for messages in (HI, more))
+        assert send(url, id=second, reward=0.5) == 200
+        assert send(url, id="chatcmpl-9", reward=1) == 404
+        assert [row.reward for row in stored(tmp_path)] == [0.5]
+    with proxy("http://127.0.0.1:1", tmp_path / "s.db") as url:  # another process, days later
+        assert send(url, id=first, reward=0, correction="ok") == 200
+    row, winner, loser = stored(tmp_path)
+    assert (row.reward, row.meta["calls"]) == (0, ["1", "2"])
+    assert [(each.prompt, each.response) for each in (winner, loser)] == [(HI, "ok"), (HI, "ab")]
 
 
 def test_errors_pass_and_keys_are_nowhere(vllm, proxy, tmp_path, capfd) -> None:
