@@ -259,6 +259,8 @@ def test_an_unknown_objective(act: Any) -> None:
         act("argo")
     assert "'argo'" in str(caught.value)
     assert "did you mean agro?" in str(caught.value)
+    with pytest.raises(Refused, match=r"got 'zzzz'; there are agro, "):
+        act("zzzz")
 
 
 BETA: dict[str, Any] = {"beta": 0.1}

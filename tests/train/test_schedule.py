@@ -55,6 +55,10 @@ def test_in_a_run_it_goes_over_the_steps_of_its_phase() -> None:
     values = {"objective": {"beta": {"start": 1.0, "end": 3.0}}, "train": {"steps": 4}}
     [phase] = Phase.all(RunConfig.of(values))
     assert [phase.options(Position(step=step))["beta"] for step in range(4)] == [1, 1.5, 2, 2.5]
+    train = {"steps": 2, "updates": 2, "lr": 1.0, "schedule": "linear"}
+    [phase] = Phase.all(RunConfig.of({"train": train}))
+    rates = [phase.lr(Position(step=step), update) for step in range(2) for update in range(2)]
+    assert rates == [1, 0.75, 0.5, 0.25]
 
 
 @pytest.mark.parametrize(
