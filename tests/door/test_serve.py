@@ -519,5 +519,5 @@ def test_each_token_has_the_version_of_its_weights_also_where_they_change_in_an_
     assert after["choices"][0]["message"]["content"] == second.response
     assert_log_probs(answer, torch.cat(logits, 1)[0, :-1], atol=1e-3)
     said = capfd.readouterr().err
-    assert f"serving version 7 on: {tmp_path / '8'}" in said
+    assert f"still serving version 7: {tmp_path / '8'}" in said
     assert f"serving version 9, {tmp_path / '9'}" in said

@@ -263,7 +263,7 @@ def served_run(tmp_path: Path, url: str, **changes: Any) -> RunConfig:
 
 
 COLD = {"temperature": 0.25}
-OWN_SETTINGS = "4 fresh responses.*above "  # as those of the trainer are at temperature 1
+OWN_SETTINGS = r"4 fresh responses.*\("  # as those of the trainer are at temperature 1
 
 
 @pytest.mark.parametrize(

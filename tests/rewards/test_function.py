@@ -473,7 +473,7 @@ def test_a_worker_that_died_between_calls_fails_no_response(write):
         ("{tmp}/mine.py:rewrad", "mine.py has no 'rewrad'; did you mean reward?"),
         ("{tmp}/mine.py:zzzzzz", "it has number, Scorer, reward, other"),
         ("{tmp}/mine.py:number", "is of type int, not a function"),
-        ("{tmp}/mine.py:Scorer", "is a class; give a function, or an object of the class"),
+        ("{tmp}/mine.py:Scorer", "is a class; give a function, or a callable instance of the class"),
         ("{tmp}/mine.py:", "module:NAME or file.py:NAME, got"),
         (
             "{tmp}/mine.py:other",

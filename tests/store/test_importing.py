@@ -33,7 +33,7 @@ def test_interchange_records(into: Store, load: Any) -> None:
         record(tokens=[1, 2], mask=[0, 1], behavior_logp=[None, -0.5]),
     )
     numbers = "pairs ties cut duplicates replaced forgotten tokens_dropped refused_count"
-    counts = "unknown_ends without_value before repeated dropped redacted left_out encodings"
+    counts = "unseen unknown_ends without_value before repeated dropped redacted left_out encodings"
     empty = dict.fromkeys(numbers.split(), 0) | {name: {} for name in counts.split()}
     empty |= {"columns_left": [], "unused": [], "refused": [], "normalized": "", "lower_is_better": False}
     empty |= {"absent": "", "wordless": False}

@@ -331,7 +331,7 @@ def test_raw_log_probs_end_a_run_and_a_dead_server_is_named(models, tmp_path: Pa
     """vLLM's default, at temperature .5: the policy's log-probs are at 1."""
     with running(models["tied"], tmp_path / "raw.log") as (url, process):
         cold = {"sampler": {"n": 4, "max_new": 12, "temperature": 0.5}}
-        words = r"step 1: .*nats per token, above guard\.logp_diff = 0\.1.*--logprobs-mode processed_logprobs"
+        words = r"step 1: .*nats per token \(guard\.logp_diff = 0\.1\).*--logprobs-mode processed_logprobs"
         with pytest.raises(Refused, match=words):
             Trainer(training(tmp_path, url, models["tied"], cold), tmp_path / "run").run()
         os.killpg(process, signal.SIGKILL)
