@@ -1,5 +1,5 @@
-"""From prompts to samples: a configured encoder, engine and, for episodes, environment. The reward of an
-episode is the environment's, or that of its last turn.
+"""From prompts to samples: a configured encoder, engine and, for episodes, environment. An episode's
+reward is the environment's, or else that of its last turn.
 
 An episode consists of tokens that the policy chose, and of tokens of the environment. Sampled tokens never
 change; only observations are encoded. After a text prompt an observation is appended. Messages are rendered
@@ -81,7 +81,7 @@ class EpisodeRow:
             self.kept += kept or [ALL] * count
 
     def sample(self, encoder: Encoder, *, number: int, meta: dict[str, Any], **fields: Any) -> Sample:
-        """The row as sample `number` (from 0) of its episode; `fields`: those that the row doesn't have."""
+        """The row as sample `number` (from 0) of its episode; `fields`: others, which override the row's."""
         length, context = len(self.tokens), self.tokens[: self.context]
         if "response" not in fields:
             fields["response"] = encoder.decode(self.tokens[self.context :], context)
@@ -260,7 +260,7 @@ class Episode:
         return [row.sample(self.encoder, number=i, meta=meta, **shared) for i, row in enumerate(rows)]
 
 
-ATTRIBUTES = ("version", "measured", "check")  # that an engine must have
+ATTRIBUTES = ("version", "measured", "check")  # required of an engine
 
 
 @dataclass(eq=False)
@@ -400,7 +400,7 @@ class Rollout:
     ) -> Iterator[Sample]:
         """Decode the turns of all episodes together, each as early as possible.
 
-        Keys and values of a context are recomputed for each turn. An episode's noise continues over turns.
+        No KV cache is kept between turns. An episode's noise continues across turns.
         """
         live: dict[int, Episode] = {}
         stops = tuple(dict.fromkeys((*sampler.stop, *environment.stop)))
@@ -460,8 +460,8 @@ class EpisodeReward(Reward):
     """Uses the environment's rewards and errors, and scores the other episodes by `inner`.
 
     `inner` receives the last turn as the response, and as columns "transcript" (everything after the prompt),
-    "turns", "tool_calls" and "turn_info". The rows of one episode share its score. `problem` reports nothing,
-    since an environment may add missing columns.
+    "turns", "tool_calls" and "turn_info". The rows of one episode share its score. The inherited
+    `problem` reports nothing, since an environment may add missing columns.
     """
 
     def __init__(self, inner: Reward) -> None:

@@ -43,8 +43,8 @@ PRESENT = "prompt_id <> ''"  # not erased, see `agro.store.ledger`
 NUMBER = "number_of(meta, 'index')"  # of a response among those sampled with one seed
 WON = "coalesce(votes_winner <> votes_loser, TRUE)"  # not a tie, see `Pair.is_tie`
 
-ASKED = 1000  # groups in one query
-# One sample of each of these groups, and its prompt. In the order of samples_draw, so one entry is read.
+ASKED = 1000  # most groups in one query
+# A sample of each of these groups, and its prompt. The index samples_draw has this order: one entry is read.
 STORED_PROMPTS = """
 SELECT prompt_id, id, prompt, messages FROM samples WHERE id IN (
   SELECT (SELECT id FROM samples WHERE prompt_id = column1 AND redone = 0 ORDER BY reward LIMIT 1)
@@ -71,13 +71,13 @@ class SampleFilter(TypedDict, total=False):
 
 
 class Filter(SampleFilter, total=False):
-    """Which samples; None, or a missing key, allows any. Redone samples are dropped unless `redone`."""
+    """Which samples; None, or a missing key, allows any."""
 
     prompt_id: str | None
     scored: bool | None  # false: unscored and failed, which `state` distinguishes
     state: State | None
     run: str | None
-    redone: bool
+    redone: bool  # include those that were set aside, or that a resumed run generates again
 
 
 def build_condition(**filters: Unpack[Filter]) -> Clause:
@@ -145,7 +145,7 @@ class Pair:
 
 
 class LedgerSample(NamedTuple):
-    """What is known about a response to a request without reading it."""
+    """What is known about a response to a request without decoding its sample."""
 
     number: int  # of the request
     id: int
@@ -160,7 +160,7 @@ class OtherPrompt(Refused):
     def __init__(self, prompt_id: str, prompt: Text, location: str, got: Text) -> None:
         """`location`: that of the prompt that the id names; `got`: the other prompt."""
         texts = [p if isinstance(p, str) else json.dumps(p, ensure_ascii=False) for p in (prompt, got)]
-        start = max(0, len(commonprefix(texts)) - 20)  # noqa: RUF071  some of what these texts share
+        start = max(0, len(commonprefix(texts)) - 20)  # noqa: RUF071  texts, not paths
         expected, other = (("…" if start else "") + text[start : start + 80] for text in texts)
         super().__init__(
             f"prompt_id: expected {prompt_id} to name one prompt, {expected!r} ({location}), got {other!r}; "
@@ -178,7 +178,7 @@ class _GroupPrompt(NamedTuple):
 class AppendTransaction:
     """Collects samples by `add` and stores them together by `write`, within the caller's transaction.
 
-    `prompt_ids`: those that will be added, which are looked up at once.
+    `prompt_ids`: those that will be added, which are looked up together.
     """
 
     def __init__(self, database: Database, prompt_ids: Collection[str]) -> None:
@@ -284,7 +284,7 @@ class Experience:
         `origins`: one per sample. A sample whose origin is stored isn't added again; the stored sample's id
         is returned, so that an append can be repeated.
         """
-        # Before taking the lock.
+        # Encode before taking the lock.
         rows = [s if isinstance(s, SampleRow) else SampleRow.of(s) for s in samples]
         with self._db.transaction():
             append = AppendTransaction(self._db, {row.prompt_id for row in rows})
@@ -333,13 +333,13 @@ class Experience:
         criteria = {"source": source, "prompt_id": prompt_id}
         args = [value for value in criteria.values() if value is not None]
         equal = [f"{column} = ?" for column, value in criteria.items() if value is not None]
-        fits = " AND ".join([PRESENT, *equal])
+        term = " AND ".join([PRESENT, *equal])
         if meta is not None:
             key, text = meta
-            ids = self._with_meta(fits, args, key, lambda x: text == (x if type(x) is str else json.dumps(x)))
-            fits, args = "id IN (SELECT value FROM json_each(?))", [self._db.listed(ids)]
+            ids = self._with_meta(term, args, key, lambda x: text == (x if type(x) is str else json.dumps(x)))
+            term, args = "id IN (SELECT value FROM json_each(?))", [self._db.listed(ids)]
         rows = self._db.run(
-            f"WITH fit AS (SELECT id, prompt_id, episode FROM samples WHERE {fits}) "
+            f"WITH fit AS (SELECT id, prompt_id, episode FROM samples WHERE {term}) "
             "SELECT id FROM fit UNION SELECT s.id FROM samples s JOIN fit "
             "ON s.prompt_id = fit.prompt_id AND s.episode = fit.episode ORDER BY 1",
             args,
@@ -401,7 +401,7 @@ class Experience:
     ) -> dict[str, list[tuple[int, float]]]:
         """(version, reward) of the scored responses of `run` to each prompt, except the ids in `without`.
 
-        An episode has those of its first row. Per-token rewards are ignored.
+        An episode counts once, by its first row. Per-token rewards are ignored.
         """
         sql = f"""
             SELECT id, version, reward FROM samples WHERE id IN (
@@ -448,7 +448,7 @@ class Experience:
             if len(stored) < len(set(ids)):
                 self._db.check_ids(ids)
             for i, reward, entries in scores:
-                *previous, total = stored[i]
+                *previous, checksum = stored[i]
                 if once and previous[0] != UNSCORED:
                     continue
                 if reward is not None and not math.isfinite(reward):
@@ -464,7 +464,7 @@ class Experience:
                 meta |= entries
                 text = encode_text(dumps(meta, f"sample {i}: meta"))
                 current = [state_of(reward, meta), None if reward is None else float(reward), text]
-                stored[i] = [*current, replace_reward(total, i, previous, current)]
+                stored[i] = [*current, replace_reward(checksum, i, previous, current)]
                 rows.append((*stored[i], i))
             self._db.update("samples", (*REWARD, "checksum"), rows)
             self._db.note_groups(dict.fromkeys(prompt_id for _, prompt_id, *_ in selected))

@@ -1,6 +1,6 @@
-"""Each step's samples and batch: stored groups that rules pick, and fresh groups that a source adds to the
-store, either all of them or only those with unequal rewards. The batch has all that the objective needs in
-addition to the policy's own streams."""
+"""Each step's samples and batch: stored groups that rules pick, and the fresh groups that a source added
+to the store, all or only those with unequal rewards. The batch has all that the objective needs, except the
+policy's own streams (log-probs, values and others)."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ class Valid:
     weights: Mapping[str, float] = field(default_factory=dict)  # of groups, by prompt_id; 1 if missing
     fresh: frozenset[int | None] = frozenset()  # ids of the samples generated for this step
     collected: CollectResult = field(default_factory=CollectResult)  # how they were generated
-    prompts: int = 0  # number of prompts sampled to
+    prompts: int = 0  # number of prompts used for fresh groups
     missing: int = 0  # groups of data.replay that the store didn't have
 
     def recent(self, version: int) -> list[bool]:
-        """[B] the samples that KL and regret are estimated on: sampled with the weights of `version`, or
-        generated for this step. Experts' samples and those generated with a hint are excluded.
+        """[B] whether KL and regret are estimated on a sample: it was sampled with the weights of `version`,
+        or generated for this step. Experts' samples and those generated with a hint are excluded.
 
-        Other processes may have generated a step's samples with earlier weights; π/μ weights those.
+        Other processes may have generated a step's samples with earlier weights; π/μ corrects for that.
         """
         return [
             (staleness(s, version) == 0 or s.id in self.fresh)
@@ -253,7 +253,7 @@ def weighted(rules: Iterable[DrawRule], draws: Draws, point: At) -> Iterator[tup
         if isinstance(rule.data.spread, bool):
             yield rule, 1.0
             continue
-        if rule.groups == 1:  # a mean of one has no weights
+        if rule.groups == 1:  # a mean over one group needs no weight
             yield replace(rule, data=rule.data.model_copy(update={"spread": False})), 1.0
             continue
         differing, equal = counts = [draws.count(kind, point) for kind in rule.kinds]
@@ -334,7 +334,7 @@ class Feed:
         return valid
 
     def _completable(self, picked: Selection) -> list[Prompt]:
-        """The stored prompts of picked groups, without those that the model can't encode."""
+        """The stored prompts of picked groups; those that the model can't encode are dropped or refused."""
         prompts = []
         for prompt_id in picked.groups:
             prompt = stored_prompt(self.store, prompt_id)
@@ -354,7 +354,7 @@ class Feed:
     def valid(self, draw: DrawnGroups, ids: Iterable[int]) -> Valid:
         """The samples of a draw that can be trained on, with rewards as data.reward_scale maps them.
 
-        `ids`: the samples generated for this step. Raises `Refused` if rewards are on different scales.
+        `ids`: the samples generated for this step. Raises `Refused` for mixed reward scales or truncation.
         """
         config, data = self.phase.config, self.phase.config.data
         fresh = frozenset(ids)
@@ -362,7 +362,7 @@ class Feed:
             draw = replace(draw, samples=rescaled(draw.samples, data))
         if REWARD in self.needs and len({sample.source for sample in draw.samples}) > 1:
             check_drawn(draw.samples, data)
-        for need in [need for need in self.needs if need == BEHAVIOR_LOGP]:  # over known tokens
+        for need in [need for need in self.needs if need == BEHAVIOR_LOGP]:  # which truncation invalidates
             anchored = [sample for sample in draw.samples if need.applies_to(sample.role)]
             if missing := [named(sample) for sample in anchored if sample.truncation]:
                 raise BEHAVIOR_LOGP.refusal(config.objective.name, missing, len(anchored))
@@ -375,7 +375,7 @@ class Feed:
     def _not_drifted(
         self, samples: list[Sample], *, fresh: frozenset[int | None], max_drift: float
     ) -> list[Sample]:
-        """The samples that were generated for this step or are within data.max_drift."""
+        """The samples that were generated for this step or are known to be within data.max_drift."""
         stored = [s for s in samples if s.id not in fresh]
         closeness = per_token(self.learner, stored, "behavior")
         valid_ids = {s.id for s, value in zip(stored, closeness, strict=True) if value >= -max_drift} | fresh
@@ -388,10 +388,10 @@ class Feed:
             return picked
         samples = self.store.draws.look(picked, point)
         if data.reward_power is not None:
-            weights = priorities(samples, data.reward_power)
+            log_weights = priorities(samples, data.reward_power)
         else:
-            weights = self._closeness(samples, data)
-        every = dict.fromkeys(picked.groups, -math.inf) | weights  # groups without a valid sample come last
+            log_weights = self._closeness(samples, data)
+        every = dict.fromkeys(picked.groups, -math.inf) | log_weights  # without a valid sample: last
         return Selection(rule, pick_likely(every, rule.groups, point))
 
     def _closeness(self, samples: Sequence[Sample], data: DataConfig) -> dict[str, float]:
@@ -413,10 +413,10 @@ class Feed:
                     'have them. What to do: data.roles = ["policy"], or data.closeness = "likelihood"'
                 )
             values[sample.prompt_id].append(value)
-        return {group: sum(of) / len(of) / data.temperature for group, of in values.items()}
+        return {group: sum(each) / len(each) / data.temperature for group, each in values.items()}
 
     def batch(self, valid: Valid, step: int, options: dict[str, Any]) -> StepBatch | None:
-        """Build the tensors that objective and diagnostics use; None without valid samples.
+        """Build the tensors that the objective and the diagnostics use; None without valid samples.
 
         Args:
             step: the run's step, from 1.
@@ -458,8 +458,8 @@ class Feed:
     def _with_reference(self, batch: Batch, recent: Sequence[bool], needed: bool) -> Batch:
         """Add the reference's log-probs, for all rows if the objective needs them at this step.
 
-        If a schedule has reached β = 0, or the objective never needs the reference, only the diagnostics use
-        it, on recent rows.
+        If it doesn't (at all, or since a schedule reached β = 0), only diagnostics may use them, on recent
+        rows.
         """
         if needed:
             return batch.replace(ref_logp=self.learner.logp(batch, "reference"))

@@ -1,11 +1,11 @@
 """The loop. Read this first: everything that happens between a configuration and a better model.
 
-A run has phases, and a phase has steps. One step fills the store with fresh groups, draws them and stored
-ones, computes the objective's gradient over them, moves the weights, publishes them and measures. At regular
-intervals it commits a checkpoint. The loop depends on three parts: a `Learner` owns the weights, a `Feed`
-provides each step's samples from a `Source` and the store, and `Monitor`s observe steps. All randomness comes
-from counters (seed, step, response, position), so a run that is stopped and resumed equals one that never
-stopped.
+A run has phases, and a phase has steps. One step publishes the weights, fills the store with fresh groups,
+draws them and stored ones, computes the objective's gradient over them, moves the weights and measures. At
+regular intervals it commits a checkpoint. The loop depends on three parts: a `Learner` owns the weights, a
+`Feed` provides each step's samples from a `Source` and the store, and `Monitor`s observe and judge steps. All
+randomness comes from counters (seed, step, response, position), so a run that is stopped and resumed equals
+one that never stopped.
 
 A checkpoint is a folder of safetensors and JSON, never pickles. It is written to a temporary folder, synced
 and renamed, and its parent is synced. Only then does one transaction of the store write (run, step, digest),
@@ -51,7 +51,7 @@ from agro.train.phases import (
 )
 from agro.train.step import Step
 
-# Learning-rate search: number of trials, tolerance at the bound, largest change per trial, largest rate.
+# Learning-rate search: trials, relative error at which it ends, largest factor per trial, largest rate.
 TRIALS, TOLERANCE, MAX_FACTOR, MAX_RATE = 4, 0.1, 1000.0, 1e-2
 ROUNDING = 1e-4  # a gradient of at most this norm may be rounding error alone
 
@@ -67,7 +67,7 @@ class Loop:
     activity: Activity
     build: Callable[[Phase, Position], tuple[Feed, Sequence[Monitor]]]  # a phase's feed and monitors
     saved: int = -1  # the last step with a checkpoint; -1: none
-    stop: str = ""  # the reason if the measurement at step 0 stops the run, which then ends after step 1
+    stop: str = ""  # why the measurement at step 0 ends the run (after step 1); empty if it doesn't
     feed: Feed = field(init=False)  # the current phase's
     monitors: Sequence[Monitor] = field(init=False)
 
@@ -179,7 +179,7 @@ class Loop:
         options = phase.resolved(view.options)
         for update in range(train.updates):
             self.activity.stage("updating", update + 1, train.updates)
-            check = self.activity.check if update == 0 else lambda: None
+            check = self.activity.check if update == 0 else lambda: None  # weights moved: finish the step
             try:
                 step = self.learner.gradient(data.batch, name, options, check)
             except NotFinite as error:
@@ -252,21 +252,21 @@ class Loop:
 
     def _move(self, view: View, position: Position, step: Step, lr: float) -> Position:
         """Make one optimizer step at a rate of at most `lr`, and measure its effect."""
-        train, initial = view.phase.config.train, None
+        train, before = view.phase.config.train, None
         if train.gain_ratio or train.step_kl:  # these rules need a forward pass after the step
             lr = lowered(lr, train, view.phase.bound, position)
-            initial = self.learner.along_gradient()
+            before = self.learner.along_gradient()
         self.learner.move(lr, position.rate if train.lr == "auto" else train.lr)
         view.metrics["lr"] = view.metrics["lr"] or lr
         position = replace(position, version=self.learner.version, skipped=0)
-        if initial is None:
+        if before is None:
             return position
-        promise = max(1.0, step.norm / train.clip) * float(initial - self.learner.along_gradient())
+        predicted = max(1.0, step.norm / train.clip) * float(before - self.learner.along_gradient())
         logp_BT = self.learner.logp(step.batch)
         kl, gain = change(logp_BT, step), gain_of(logp_BT, step)
         if view.metrics["step_kl"] is None:
-            view.metrics |= {"step_kl": kl, "promised": promise, "kept": gain}
-        lost = loss_of(promise, gain, lr, train.gain_ratio) if step.norm > ROUNDING else None
+            view.metrics |= {"step_kl": kl, "promised": predicted, "kept": gain}
+        lost = loss_of(predicted, gain, lr, train.gain_ratio) if step.norm > ROUNDING else None
         speed = recalled(speed_of(kl, lr), position.speed)
         return replace(position, speed=speed, lost=recalled(lost, position.lost))
 
@@ -303,7 +303,7 @@ class Loop:
         return position
 
     def _prune(self, phase: Phase) -> None:
-        """Delete all checkpoints except the phase's first one and the last `train.keep` commits."""
+        """Delete all checkpoints except the one that the phase began with and the last `train.keep`."""
         commits = self.store.ledger.commits(self.folder.id)[-phase.config.train.keep :]
         remaining = {phase.begins, *(commit.step for commit in commits)}
         folders = {self.folder.checkpoint(step) for step in remaining}
@@ -354,7 +354,7 @@ class Loop:
         return read_position(folder.checkpoint(step), chosen.digest) if chosen else Position()
 
     def _damage(self, commit: Commit, commits: Mapping[int, Commit]) -> str:
-        """Why the run can't resume from a commit: damage to its checkpoint, or to its phase's reference."""
+        """Describe damage to a commit's checkpoint or its phase's reference; empty if there is none."""
         problem = damage(self.folder.checkpoint(commit.step), commit)
         if problem:
             return problem

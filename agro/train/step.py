@@ -1,9 +1,9 @@
-"""The only backward pass: an objective's gradient, exact for any micro-batch.
+"""The only backward pass: an objective's gradient, exact for micro-batches of any size.
 
-An objective depends on the parameters through its streams alone, so its gradient is Σ g · ∂stream/∂θ with
-g = ∂loss/∂stream. A first pass computes the streams of the complete step without gradient, and g from them.
-Then each micro-batch back-propagates Σ g · stream. If a micro-batch contains everything that its rows' g
-depends on (the row, or its complete group), its own forward pass suffices to compute g.
+An objective depends on the parameters only through its streams (log-probs, values and others), so its
+gradient is Σ g · ∂stream/∂θ with g = ∂loss/∂stream. A first pass computes the streams of the complete step
+without gradient, and g from them. Then each micro-batch back-propagates Σ g · stream. If a micro-batch has
+all that its rows' g depends on (the row, or its complete group), its own forward pass suffices to compute g.
 
 The batch and g are on the CPU: an objective reads small numbers in many ways, each of which would synchronize
 with a GPU. So a step synchronizes once in the first pass, or, without one, once per micro-batch.
@@ -85,18 +85,18 @@ class MicroBatch:
                 return None
         return passes
 
-    def within_memory(self, work: Callable[[], R], step: int) -> R:
-        """Return `work()`, retried with smaller passes when memory runs out. `step`: its sequences."""
+    def within_memory(self, work: Callable[[], R], total: int) -> R:
+        """Return `work()`, retried with smaller passes when memory runs out. `total`: its sequences."""
         while True:
             try:
                 return work()
             except (RuntimeError, MemoryError) as error:
-                has_class = isinstance(error, (torch.OutOfMemoryError, MemoryError))  # on a CPU it has none
+                has_class = isinstance(error, (torch.OutOfMemoryError, MemoryError))  # a CPU's has none
                 if not self.adapts or not (has_class or "can't allocate memory" in str(error)):
                     raise
                 message = str(error).partition("\n")[0]
             # The failed pass's tensors are freed only here: the exception referred to them.
-            previous = min(self.sequences or step, step)
+            previous = min(self.sequences or total, total)
             if previous == 1:
                 raise Refused(
                     f"out of memory on a single sequence ({message:.200}). What to do: a lower "
@@ -207,7 +207,7 @@ def backward(
 
 @contextmanager
 def activations(active: bool) -> Iterator[None]:
-    """Keep the tensors that autograd saves for the backward pass on the CPU, except weights."""
+    """If `active`, keep what autograd saves on the CPU, except weights and small tensors."""
     if not active:
         yield
         return
@@ -277,7 +277,7 @@ def _forward(
     width = int(batch.lengths[rows].max())
     mask = places = batch.mask[rows, :width]
     observed = batch.extra["observed"][rows, :width] if OBSERVED_LOGP in want else None
-    if observed is not None:  # the log-probs of one pass, at the tokens of both masks
+    if observed is not None:  # one pass computes the log-probs at the tokens of both masks
         places = mask | observed
     ref = reference if OF_REFERENCE & set(want) else None
     kept_sets = None if batch.kept is None else batch.kept.rows(rows, width)
@@ -285,8 +285,8 @@ def _forward(
     streams = policy.streams(batch.tokens[rows, :width], batch.lengths[rows], places, names, ref, kept_sets)
     observed_logp: dict[str, Tensor] = {}
     if observed is not None:
-        answers = observed.to(policy.device, non_blocking=True)
-        observed_logp[OBSERVED_LOGP] = torch.where(answers, streams["logp"], 0.0)
+        replies = observed.to(policy.device, non_blocking=True)
+        observed_logp[OBSERVED_LOGP] = torch.where(replies, streams["logp"], 0.0)
     mask = mask.to(policy.device, non_blocking=True)
     for stream, value in streams.items():
         if value.dim() == 2:

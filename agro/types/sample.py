@@ -25,7 +25,7 @@ _NUMBERS = (int, float, np.integer, np.floating)
 
 
 class _Array(NamedTuple):
-    """A sample's array: its dtype, and the test of values to refuse as not `expected`."""
+    """A sample's array: its dtype, what its values are expected to be, and which are refused."""
 
     dtype: np.dtype[Any]
     expected: str = ""
@@ -60,7 +60,7 @@ class Sample:
     prompt: Text
     response: str
     reward: float | None = None  # of the response; None: not scored, or failed (meta["reward_error"])
-    prompt_id: str = ""  # what makes a group
+    prompt_id: str = ""  # samples with the same one form a group
     episode: str | None = None  # the rows of one episode count as one response
     tokens: NDArray[np.int32] | None = None  # [T] the complete sequence, prompt included
     action: NDArray[np.bool_] | None = None  # [T] the tokens that the policy chose
@@ -73,7 +73,7 @@ class Sample:
     kept_count: NDArray[np.int32] | None = None  # [T] set sizes; 0: the whole vocabulary, or not an action
     context_tokens: NDArray[np.int32] | None = None  # the context of the response, if not the prompt
     token_reward: NDArray[np.float32] | None = None  # [T]
-    version: int | NDArray[np.int32] = UNKNOWN_VERSION  # optimizer steps of its weights; -1: not ours
+    version: int | NDArray[np.int32] = UNKNOWN_VERSION  # of the weights that sampled it; -1: unknown
     role: Role = "log"
     source: str = ""  # "file:…", a model's name
     meta: dict[str, Any] = field(default_factory=dict)  # answer, finish, reward parts, parent, hint
@@ -81,8 +81,8 @@ class Sample:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
-        """Make `Sample(**fields)` of valid names in half the time: a frozen class's constructor calls a
-        function for each field."""
+        """Make `Sample(**fields)` in half the time, without a check of names: a frozen class's constructor
+        calls a function for each field."""
         return cls.all_of([fields])[0]
 
     @classmethod
@@ -205,12 +205,12 @@ class Sample:
 
     @property
     def truncation(self) -> str:
-        """The settings that excluded tokens without a record of them; see the function `truncation`."""
+        """The settings that excluded tokens, unless kept sets make up for it; see function `truncation`."""
         return truncation(self.sampling, recorded=self.kept is not None)
 
     @property
     def end(self) -> End:
-        """Whether the response finished or was cut, by `meta["finish"]`; other reasons are unknown."""
+        """Whether the response finished or was cut, by `meta["finish"]`; "unknown" for other reasons."""
         finish = self.meta.get("finish")
         end = ENDS.get(finish) if isinstance(finish, str) else None
         return end or ("unknown" if finish is None else end_in(finish) or "unknown")
@@ -237,7 +237,7 @@ class Sample:
         return dataclasses.replace(self, **changes)
 
     def __eq__(self, other: object) -> bool:
-        """Compare bit for bit, without `id`, which says where a record is stored, not what it is."""
+        """Compare bit for bit (NaNs are equal), without `id`: where a record is stored, not what it is."""
         if not isinstance(other, Sample):
             return NotImplemented
         names = (f.name for f in dataclasses.fields(self) if f.name != "id")

@@ -2,7 +2,7 @@
 prompt.
 
 The regularized reward of response i is R_i = r_i − β ρ_i, with ρ_i = Σ_t log π(y_t) − log π_ref(y_t). Several
-published methods square it against a baseline (`squared_consistency`).
+published methods square its distance from a baseline (`squared_consistency`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def options_warning(options: Options) -> str | None:
 
 
 def rewards_warning(rewards: NDArray[np.float64], options: Options) -> str | None:
-    """Warn about rewards [M,n] of M prompts at the start; None if they show no trap.
+    """Say for how many of M prompts rewards [M,n] at the start show the trap; None if it can't be known.
 
     μ₃/(2β Var) of each prompt is computed from unbiased estimates of both moments, which need n ≥ 3.
     """
@@ -87,10 +87,10 @@ def rewards_warning(rewards: NDArray[np.float64], options: Options) -> str | Non
     if not len(differ):
         return None
     off = differ - differ.mean(1, keepdims=True)
-    ratio = n / (n - 2) * (off**3).sum(1) / (off**2).sum(1) / (2 * beta)
+    skew = n / (n - 2) * (off**3).sum(1) / (off**2).sum(1) / (2 * beta)
     return (
-        f"on {(c * ratio > 1).sum()} of {len(differ)} held-out prompts whose {n} rewards differ (of "
-        f"{len(rewards)}) μ₃/(2β Var) of the rewards is above {1 / c:.3g} (median {np.median(ratio):.3g}): "
+        f"on {(c * skew > 1).sum()} of {len(differ)} held-out prompts whose {n} rewards differ (of "
+        f"{len(rewards)}) μ₃/(2β Var) of the rewards is above {1 / c:.3g} (median {np.median(skew):.3g}): "
         f"there agro_onpolicy lowers the reward at first. {WAY_OUT}"
     )
 
@@ -108,7 +108,7 @@ def metrics_warning(metrics: Mapping[str, float], options: Options) -> str | Non
 def ratio(groups: Groups, R_N: Tensor, beta: float) -> Tensor:
     """[] Σ k₃ / (2β Σ k₂) over the groups of three or more; NaN if all their R are equal, and at β = 0.
 
-    k₂ and k₃ are a group's unbiased estimates of Var R and μ₃. With few responses their ratio is noise, and a
+    k₂ and k₃ are a group's unbiased estimates of Var R and μ₃. In a small group their ratio is noise, and a
     pair is always symmetric; the sums over groups estimate E_x μ₃ and E_x Var. Groups of equal R add 0 to
     both.
     """
@@ -184,12 +184,12 @@ def agro(
 
     baseline: R̄_{-i}, or "stored" for groups of one: `extra["stored_value"]` [B], from data.value_store or
     tracked (data.value_half_life). The loss is then ½ (R_i − V)². On fresh samples the expected gradient is
-    the same for any V; on others only V = V* leads to π*, and another V leads elsewhere. "step" sets V to
+    the same for any V; on other samples only V = V* leads to π*. "step" sets V to
     Σ g R / Σ g over all other groups of the step, g = Σ_t (1 − π_t)²: it doesn't depend on the response's own
     reward, so that responses are raised even if all responses to their prompt are correct.
 
     regularizer: how its gradient, E_π[ρ ∇log π], is estimated (section 6). "sequence" is eq. 4 and valid on
-    any data. The others drop or integrate terms that have zero mean only on the policy's own fresh samples.
+    any data. The next two drop or integrate terms whose mean is zero only on the policy's own fresh samples.
     "triangular": Σ_t (Σ_{s≥t} ρ_s) ∇log π_t. "local": Σ_t [∇KL_t + (Σ_{s>t} KL_s) ∇log π_t], KL_t over
     the vocabulary. "reference" is for responses of π_ref and integrates under it (section 6, off-policy),
     with m_t = E ρ_t after y_<t: Σ_t [∇½ E ρ_t² + (Σ_{s<t} ρ_s − ρ̄_{-i}) ∇m_t + (Σ_{s>t} m_s) ∇log π_t].
@@ -227,9 +227,9 @@ def _token_regularizer(streams: Streams, groups: Groups, regularizer: str) -> Te
     if regularizer == "triangular":
         return _from_here_on(ratio_BT) * streams["logp"]
     mean_BT, before_BT = streams["ref_mean"], ratio_BT.cumsum(1) - ratio_BT
-    less_BT = groups.at_tokens(groups.mean_others(groups.sum_tokens(ratio_BT)))
+    others_BT = groups.at_tokens(groups.mean_others(groups.sum_tokens(ratio_BT)))
     later_BT = (_from_here_on(mean_BT) - mean_BT).detach()
-    return streams["ref_square"] + (before_BT - less_BT) * mean_BT + later_BT * streams["logp"]
+    return streams["ref_square"] + (before_BT - others_BT) * mean_BT + later_BT * streams["logp"]
 
 
 def _from_here_on(x_BT: Tensor) -> Tensor:
@@ -263,7 +263,7 @@ def agro_onpolicy(
     ] = "sequence",
 ) -> Terms:
     """On-policy AGRO (eqs. 5 and 6): (1/n) Σ_i [−β (R_i − R̄_{-i}) + c ½ (R_i − R̄_{-i})²] log π(y_i), on
-    fresh samples.
+    fresh samples, with the bracket as a constant.
 
     The first part is the pathwise one (`agro`), the second the likelihood-ratio part, whose share c is
     `likelihood_ratio`: 1 is the paper's loss. With `baseline` the second part is centered by the others'
@@ -297,8 +297,8 @@ def agro_onpolicy(
     weight_N = (c_G[groups.group] * v_N - beta * advantage_N).detach()
     surrogate = groups.average_responses(weight_N * groups.sum_tokens(streams["logp"]))
     if squared != "sequence" and beta:
-        less_N = groups.sum_tokens(_square_correction(streams, batch, squared))
-        surrogate = surrogate + c_G[0] * 0.5 * beta**2 * groups.average_responses(less_N)
+        added_N = groups.sum_tokens(_square_correction(streams, batch, squared))
+        surrogate = surrogate + c_G[0] * 0.5 * beta**2 * groups.average_responses(added_N)  # one c
     loss = groups.average(0.5 * groups.variance(R_N))
     highest_G, lowest_G = groups.extremes(groups.reward)
     differs_G = groups.weight * (highest_G > lowest_G)
@@ -313,20 +313,20 @@ def agro_onpolicy(
 
 
 def _square_correction(streams: Streams, batch: Batch, squared: str) -> Tensor:
-    """[B,T] a surrogate, per token, of appendix B.3's replacement of ρ² ∇log π minus ρ² ∇log π.
+    """[B,T] a surrogate, per token, of what the estimates of appendix B.3 add to ρ² ∇log π.
 
-    With a_t = Σ_{s<t} ρ_s and b_t = Σ_{s≥t} ρ_s: ρ² = (a_t + b_t)², of which a_t² is dropped. In 2 a_t b_t
-    the ρ_s after t may be KL_s.
+    With a_t = Σ_{s<t} ρ_s and b_t = Σ_{s≥t} ρ_s: ρ² = (a_t + b_t)², of which a_t² is dropped. With "local"
+    the ρ_s after t in 2 a_t b_t become KL_s.
     """
     refuse_several_rows(batch, f'objective agro_onpolicy: squared = "{squared}"', '"sequence"')
     ratio_BT = log_ratio(streams, batch, "reference").detach()
     later_BT = _from_here_on(ratio_BT)
     prefix_BT = later_BT[:, :1] - later_BT
-    less_BT = -prefix_BT.square()
+    added_BT = -prefix_BT.square()
     if squared == "local":
         kl_BT = streams["kl"].detach()
-        less_BT = less_BT + 2 * prefix_BT * ((_from_here_on(kl_BT) - kl_BT) - (later_BT - ratio_BT))
-    return less_BT * streams["logp"]
+        added_BT = added_BT + 2 * prefix_BT * ((_from_here_on(kl_BT) - kl_BT) - (later_BT - ratio_BT))
+    return added_BT * streams["logp"]
 
 
 def dro(streams: Streams, batch: Batch, *, beta: Beta) -> Terms:
@@ -347,7 +347,7 @@ def dro(streams: Streams, batch: Batch, *, beta: Beta) -> Terms:
 
 
 def regularizer(streams: Streams, batch: Batch, beta: float) -> Tensor:
-    """[B,T] β (log π − log π_ref), whose derivative in log π is 1 and not β."""
+    """[B,T] β (log π − log π_ref), with the derivative 1, not β, in log π."""
     logp_BT = streams["logp"]
     value_BT = beta * log_ratio(streams, batch, "reference") if beta else torch.zeros_like(logp_BT)
     return value_BT.detach() + (logp_BT - logp_BT.detach())
@@ -392,12 +392,12 @@ def squared_consistency(
         Literal["half_variance", "square", "pairs", "trajectory"], Option("what multiplies the squares")
     ] = "half_variance",
 ) -> Terms:
-    """Σ_i (r_i − β e_i − b)² in a group, e_i = Σ_t log π − log anchor, with a choice of the parts of
-    several methods.
+    """Σ_i (r_i − β e_i − b)² in a group, e_i = Σ_t log π − log anchor, with the parts of several
+    methods to choose from.
 
-    anchor: π_ref, or the behavior policy that the samples were drawn from, or that policy as the trainer
-    computes it ("old"); the optimum is anchor · exp(r/β) / Z. b: the group's mean of r_i − β e_i, the only
-    one that depends on the policy; the mean of r; its soft maximum, β₁ log mean exp(r/β₁), which is the mean
+    anchor: π_ref, the behavior policy that the samples were drawn from, or the trainer's policy when the
+    batch was drawn ("old"); the optimum is anchor · exp(r/β) / Z. b: the group's mean of r_i − β e_i, which
+    alone depends on the policy; the mean of r; its soft maximum, β₁ log mean exp(r/β₁), which is the mean
     as β₁ → ∞ and the maximum as β₁ → 0; or "stored", `extra["stored_value"]` [B]: the soft maximum over
     earlier samples of the anchor, which allows groups of one response. scale multiplies the sum:
     "half_variance" 1/(2(n−1)), "square" 1/n, "pairs" n/(n−1), which makes it the sum over pairs of (a_i −
@@ -431,7 +431,7 @@ def qrpo(streams: Streams, batch: Batch, *, beta: BetaAbove0) -> Terms:
     + log β + log(1 − exp(−1/β)) needs no estimate, and one response per prompt is enough; the authors' code
     omits the last term, which is below 5e-5 for β ≤ 0.1. The optimum is π_ref exp(q/β) / Z, which depends
     only on the ranks of rewards. With few distinct rewards, such as 0 and 1, q isn't uniform and Z isn't this
-    number: no policy fits all residuals then.
+    number: no policy makes all residuals 0 then.
     """
     groups = Groups.of(batch)
     log_z = 1 / beta + math.log(beta) + math.log1p(-math.exp(-1 / beta))
@@ -441,7 +441,7 @@ def qrpo(streams: Streams, batch: Batch, *, beta: BetaAbove0) -> Terms:
 
 
 def _baseline(groups: Groups, u_N: Tensor, baseline: str, value_beta: float) -> Tensor:
-    """[N] b."""
+    """[N] b of `squared_consistency`."""
     if baseline == "mean":
         return groups.mean(u_N)
     if baseline == "reward":
