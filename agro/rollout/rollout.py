@@ -423,7 +423,7 @@ class Rollout:
                 continue
             last_turn = before_stop(episode.turns[-1], sampler.stop)[0]
             name = f"{self._name}-{seed}-{number}"
-            sampling = recorded(turn_sampler, seed) | dict(done.sampling)
+            sampling = recorded(turn_sampler, seed) | dict(self.marks) | dict(done.sampling)
             for sample in episode.samples(name, last_turn, {"index": number}, sampling):
                 yield sample.replace(source=self.source, role=self.role)
 

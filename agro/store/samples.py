@@ -365,7 +365,8 @@ class Experience:
                 continue  # a damaged one matches nothing
             for part in key.split("."):
                 nested = nested.get(part) if isinstance(nested, dict) else None
-            if any(value is not None and fits(value) for value in (meta.get(key), nested)):
+            direct = meta.get(key) if isinstance(meta, dict) else None
+            if any(value is not None and fits(value) for value in (direct, nested)):
                 ids.append(i)
         return ids
 

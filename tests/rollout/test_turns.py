@@ -78,6 +78,13 @@ def play(policy, environment, options=None, prompts=PROMPTS, n=6, max_turns=8, v
     return sorted(rollout.sample(prompts, n, options, seed=5), key=lambda s: s.meta["index"])
 
 
+def test_marks_stand_in_the_settings_of_episodes_too(tiny):
+    policy = tiny()
+    rollout = Rollout(policy.encoder, HF(policy), Echo(), 2, marks={"adapted": "props"})
+    [sample] = rollout.sample(PROMPTS[:1], 1, SamplerConfig(max_new=2), seed=5)
+    assert sample.sampling["adapted"] == "props"
+
+
 def spans(sample):
     """Runs of actions and of what isn't, in order, after the prompt."""
     edges = np.flatnonzero(np.diff(sample.action.astype(int))) + 1

@@ -73,6 +73,11 @@ def test_what_is_found(store: Store, what: dict[str, Any], ids: list[int]) -> No
     assert store.experience.find(**what) == ids
 
 
+def test_damaged_meta_matches_nothing(store: Store) -> None:
+    store.tables.run("UPDATE samples SET meta = '[\"bob\"]' WHERE id = 3")
+    assert store.experience.find(meta=("user", "bob")) == [1, 5, 7]
+
+
 def test_a_group_or_an_episode_is_found_as_a_whole(store: Store) -> None:
     [of_second] = store.samples(ids=[5])
     assert store.experience.find(prompt_id=of_second.prompt_id) == [5, 6, 7, 8]
