@@ -45,7 +45,7 @@ def read(row: Row, context: Context) -> list[Item]:
         "sampling": settings(entry(run.get("model_generate_config"), "eval.model_generate_config")),
     }
     calls = [each for each in a_list(row.get("events"), "events") if entry(each, "events").get("tools")]
-    common["tools"] = calls[0]["tools"] if calls else None
+    common["tools"] = _resolved(calls[0]["tools"], row.get("attachments") or {}) if calls else None
     meta = {name: value for name, value in omit(sample, _COLUMNS).items() if value not in ([], {})}
     meta |= {"scores": sample["scores"]} if sample.get("scores") else {}
     items = []
@@ -220,7 +220,8 @@ def _packed(path: Path) -> Iterator[tuple[str, Read]]:
             return items
 
         def read(name: str, folder: str) -> dict[str, Any]:
-            sample = _decoded(read_member(archive, path, name), f"{path}: {name}") | {"eval": run}
+            sample: dict[str, Any] = _decoded(read_member(archive, path, name), f"{path}: {name}")
+            sample["eval"] = run
             if folder:
                 sample["messages"] = joined(f"{folder}/messages")
                 sample["attachments"] = {str(i): x for i, x in enumerate(joined(f"{folder}/attachments"))}

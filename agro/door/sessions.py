@@ -327,7 +327,7 @@ def _episode_of(store: Store, feedback: dict[str, Any]) -> str:
     name: str = feedback["episode"]
     if not store.experience.in_ledger(ledger_of(name), range(PAGE)):  # not one of our own ids
         for sample in store.samples(ids=store.experience.find_listed("calls", feedback["name"])[-1:]):
-            name = sample.meta["session"]
+            name = sample.meta.get("session", name)  # imported samples may have `calls` too
     return name
 
 
@@ -357,17 +357,20 @@ def store_feedback(
 
 def _correct(store: Store, rows: list[Sample], id: str, correction: str, source: str) -> None:
     """Store a correction as a demonstration and as a pair with the answer, replacing an earlier one."""
-    sample = next((sample for sample in rows if id in sample.meta["calls"]), None)
+    sample = next((sample for sample in reversed(rows) if id in sample.meta["calls"]), None)
     if sample is None:
         raise Refused(f"correction: expected the id of one answer, got {id!r:.80}, which names a session")
     turns = sample.meta["continuation"]
     places = [i for i, message in enumerate(turns) if message["role"] == "assistant"]
-    position = places[sample.meta["calls"].index(id)]
+    answer_index = max(i for i, call in enumerate(sample.meta["calls"]) if call == id)
+    position = places[answer_index]
     context = [*sample.meta.get("context", sample.prompt), *turns[:position]]
     answer = turns[position]["content"]
     if answer == correction:
         raise Refused("correction: expected another answer than the model's, got the same")
-    ledger, meta = f"door-correction:{id}", {"corrects": id, ANSWERED: time.time()}
+    # Not by `id`, which another server may give to several answers.
+    ledger = f"door-correction:{sample.meta['session']}.{sample.meta['row']}.{answer_index}"
+    meta = {"corrects": id, ANSWERED: time.time()}
     store.experience.set_aside(ledger, [0, 1])
     pair = [
         Sample(context, correction, role="expert", source="correction", meta=meta),

@@ -280,6 +280,8 @@ def _with_more(fields: Mapping[str, Any]) -> Message:
     merged = {**fields, **{key: more[key] for key in _MORE if more.get(key) and not fields.get(key)}}
     if invalid := listed(fields.get("invalid_tool_calls"), "invalid_tool_calls"):
         merged["tool_calls"] = [*listed(fields.get("tool_calls"), "tool_calls"), *invalid]
+    if merged.get("tool_calls") and not fields.get("function_call"):
+        merged.pop("function_call", None)  # Gemini's repeats the last of its calls
     return merged
 
 

@@ -40,7 +40,7 @@ from agro.store.ledger import Place
 from agro.store.sample_rows import Origin, SampleRow
 from agro.types import Prompt, Sample
 
-_UNSEEN = {"tools", "functions", "reasoning"}  # what no model reads in `meta`: it stood beside a text
+_UNSEEN = ("tools", "functions", "reasoning")  # what no model reads in `meta`: it stood beside a text
 
 
 class Options(TypedDict, total=False):
@@ -301,7 +301,7 @@ class Reader:
         if (reported := settle(sample.meta)) is not None:
             self._result.unknown_ends[f"{reported!r:.40}"] += 1
         self._result.cut += sample.end == "cut"
-        self._result.unseen.update(f"meta.{name}" for name in sample.meta.keys() & _UNSEEN)
+        self._result.unseen.update(f"meta.{name}" for name in _UNSEEN if sample.meta.get(name))
         prompt = sample.prompt if isinstance(sample.prompt, list) else ()
         turns = chain(prompt, sample.meta.get("continuation", ()))
         if any("name" in turn and turn["role"] != "tool" for turn in turns):

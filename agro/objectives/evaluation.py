@@ -220,7 +220,7 @@ def _check_gradients(
 def as_stream(value: Any, name: str) -> Tensor:
     """Convert a stream given as a tensor, array or lists to a tensor."""
     try:
-        dtype = getattr(value, "dtype", np.float64)  # of lists, in which None is NaN
+        dtype = None if hasattr(value, "dtype") else np.float64  # of lists, in which None is NaN
         return value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value, dtype))
     except (TypeError, ValueError) as error:
         shape = "[B]" if name == "value" else "[B,T]"

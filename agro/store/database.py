@@ -7,6 +7,7 @@ Arguments are plain texts; rows have them as they are stored, see `decode_text`.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import shlex
 import shutil
@@ -382,7 +383,7 @@ class SqliteDatabase(Database):
                 self.run("PRAGMA synchronous = FULL")
 
     def listed(self, values: Iterable[Any]) -> Any:
-        return json.dumps(list(values), default=int)  # NumPy's integers too
+        return json.dumps(list(values), default=operator.index)  # NumPy's integers too
 
     def now(self) -> float:
         return time.time()

@@ -124,6 +124,21 @@ def test_feedback_names_an_answer_by_the_server_s_id(vllm, proxy, tmp_path) -> N
     assert [(each.prompt, each.response) for each in (winner, loser)] == [(HI, "ok"), (HI, "ab")]
 
 
+def test_corrections_of_answers_with_the_same_id_are_all_kept(replies, proxy, tmp_path) -> None:
+    """Ollama's ids are random numbers below 999."""
+    choices = [{"index": 0, "message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop"}]
+    reply = json.dumps({"id": "chatcmpl-7", "model": "m", "choices": choices}).encode()
+    more = [*HI, {"role": "assistant", "content": "ab"}, {"role": "user", "content": "?"}]
+    other = [{"role": "user", "content": "other"}]
+    with replies(reply, "application/json") as at, proxy(at, tmp_path / "s.db") as url:
+        for messages, correction in ((HI, "1"), (more, "2"), (other, "3"), (other, "4")):
+            assert post(url, model="m", messages=messages).status_code == 200
+            fields = {"id": "chatcmpl-7", "correction": correction}
+            assert httpx.post(f"{url}/v1/feedback", json=fields, headers=HEADERS).status_code == 200
+    found = [(row.prompt, row.response) for row in stored(tmp_path) if row.role == "expert"]
+    assert found == [(HI, "1"), (more, "2"), (other, "3"), (other, "4")]
+
+
 def test_errors_pass_and_keys_are_nowhere(vllm, proxy, tmp_path, capfd) -> None:
     server, _ = vllm
     with behind_a_port(server.app) as at, proxy(at, tmp_path / "s.db") as url:

@@ -25,6 +25,7 @@ from agro.errors import Refused
 from agro.objectives import Evaluation, differentiate, get
 from agro.objectives import needs as all_needs
 from agro.objectives.core import STREAMS
+from agro.objectives.evaluation import as_stream
 
 EVERY = by_objective(VARIANTS)
 
@@ -180,6 +181,16 @@ def test_masked_positions_of_lists_may_be_none() -> None:
     case = draw(1)
     batch, rows = batch_of(case), np.where(case.mask, case.logp, None).tolist()
     identical(objectives.evaluate("sft", case.logp, batch), objectives.evaluate("sft", rows, batch))
+
+
+def test_arrays_of_other_libraries_keep_their_dtype() -> None:
+    class Array:
+        dtype = "another library's"
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return np.ones((1, 2), np.float32 if dtype is None else dtype)
+
+    assert as_stream(Array(), "logp").dtype == torch.float32
 
 
 def grads_of(
