@@ -243,10 +243,9 @@ def _decoded(data: bytes, location: str, kind: type = dict) -> Any:
     raise Refused(f"{location}: expected {'an object' if kind is dict else 'a list'}, got {value!r:.80}")
 
 
-def _unknown(constant: str) -> None:
-    """Read NaN, which an unscored sample has, as None. Infinities are refused."""
-    if constant != "NaN":
-        raise ValueError(f"expected finite numbers, or NaN for an unknown one, got {constant}")
+def _unknown(constant: str) -> float | None:
+    """Read NaN, which an unscored sample has, as None. A record refuses an infinity, which stays one."""
+    return None if constant == "NaN" else float(constant)
 
 
 _ZSTANDARD = 93  # zip's compression method

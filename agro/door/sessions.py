@@ -46,6 +46,7 @@ REMEMBERED_EPISODES = 20_000
 PAGE = 4096  # rows of an episode per query
 DAY = 86400.0  # seconds
 THUMBS = {"up": 1.0, "down": 0.0}
+LEDGER = "door:"  # followed by the name of an episode
 ANSWERED = "answered"  # in `meta`: when, in seconds since 1970
 T = TypeVar("T")
 
@@ -248,7 +249,7 @@ class Keeping(NamedTuple):
 
 def ledger_of(episode: str) -> str:
     """Return the ledger in which an episode's rows are stored once."""
-    return f"door:{episode}"
+    return f"{LEDGER}{episode}"
 
 
 def meta_of(call: Call, last_turn: str) -> dict[str, Any]:
@@ -326,8 +327,8 @@ def _episode_of(store: Store, feedback: dict[str, Any]) -> str:
     """Return the name of an episode that this process doesn't remember."""
     name: str = feedback["episode"]
     if not store.experience.in_ledger(ledger_of(name), range(PAGE)):  # not one of our own ids
-        for sample in store.samples(ids=store.experience.find_listed("calls", feedback["name"])[-1:]):
-            name = sample.meta.get("session", name)  # imported samples may have `calls` too
+        for sample in store.samples(ids=store.experience.find_listed(LEDGER, "calls", feedback["name"])[-1:]):
+            name = sample.meta["session"]
     return name
 
 

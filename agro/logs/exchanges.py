@@ -119,6 +119,8 @@ def prompt(value: Any, name: str) -> str | list[Message]:
     if isinstance(value, list):
         added = evaluated(value, _DECLARING)
         parsed = messages([one for one in value if one not in added], name)
+        if added and not parsed:
+            raise Refused(f"{name}: expected messages, got declarations of tools alone")
         return with_tools(parsed, [one["content"] for one in added])
     if not isinstance(value, dict):
         return text(value, name)

@@ -350,9 +350,10 @@ class Experience:
         """Find the ids of all samples, redone ones included, with a float below `limit` at a `meta` key."""
         return self._with_meta(PRESENT, [], key, lambda x: isinstance(x, float) and x < limit)
 
-    def find_listed(self, key: str, value: str) -> list[int]:
-        """Find the ids of all samples, redone ones included, whose list at a `meta` key has this value."""
-        return self._with_meta(PRESENT, [], key, lambda x: isinstance(x, list) and value in x)
+    def find_listed(self, ledger: str, key: str, value: str) -> list[int]:
+        """Find the ids of the samples in ledgers that begin so whose list at a `meta` key has this value."""
+        args = [ledger, ledger[:-1] + chr(ord(ledger[-1]) + 1)]  # a range of the index
+        return self._with_meta("file >= ? AND file < ?", args, key, lambda x: type(x) is list and value in x)
 
     def _with_meta(self, term: str, args: Sequence[Any], key: str, fits: Callable[[Any], bool]) -> list[int]:
         """Ids of the samples whose `meta` has a value that fits at a key, which may be dotted."""

@@ -75,7 +75,10 @@ def test_infinities_and_damaged_parts_of_a_log(store: Store, tmp_path: Path) -> 
     """NaN means an unknown score to Inspect; infinities mean nothing."""
     folder = "samples/1_epoch_1"
     members = inspect_members([]) | {f"{folder}/sample.json": SAMPLE}
-    for part, message in (([math.inf], "got Infinity"), ({}, r"0\.json: expected a list, got \{\}")):
+    for part, message in (
+        ([math.inf], r"expected a list of objects, got \[inf\]"),
+        ({}, r"0\.json: expected a list, got \{\}"),
+    ):
         zstd_archive(tmp_path / "log.eval", members | {f"{folder}/messages/0.json": part})
         with pytest.raises(Refused, match=message):
             import_files(store, [tmp_path / "log.eval"])
