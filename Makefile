@@ -40,7 +40,7 @@ check: setup lint ## while working: ruff, mypy, the tests without a model or a p
 test: setup lint ## what CI runs: ruff, mypy, all tests but those of nightly
 	$(BESIDE) types tests
 
-nightly: setup tests-nightly torture mutants ## everything else: the remaining tests, 200 kills, mutants (hours)
+nightly: setup tests-nightly torture mutants ## everything else: the remaining tests, 200 kills, a sample of mutants (1.5 hours)
 
 lint: setup ## ruff
 	$(BIN)/ruff check .
@@ -95,7 +95,7 @@ test-clients: setup $(CLIENTS)/installed ## LangChain, agents and evaluations ag
 
 mutants: setup ## change the code of objectives, step, sampler and draw in one place at a time: does a test fail?
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[mutation]'
-	$(BIN)/python benchmarks/mutation/run.py
+	$(BIN)/python benchmarks/mutation/run.py --sample 40
 
 torture: setup ## kill runs and imports 200 times: do they end as if undisturbed?
 	@mkdir -p build

@@ -44,7 +44,7 @@ def digest(*texts: str) -> str:
 def main() -> int:
     parser = recording.parser(__doc__)
     parser.add_argument("--files", nargs="+", type=lambda p: Path(p).resolve(), default=FILES)
-    parser.add_argument("--sample", type=int, help="of each file so many mutants, drawn with seed 0")
+    parser.add_argument("--sample", type=int, help="this many mutants of each file, drawn with seed 0")
     given = parser.parse_args()
     os.chdir(ROOT)
     tests = digest(str(BUDGET), *(p.read_text() for p in sorted((ROOT / "tests").rglob("*.py"))))
