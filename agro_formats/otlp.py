@@ -89,8 +89,8 @@ def _items(
 def _genai_message(message: Mapping[str, Any], name: str) -> list[Message]:
     """A message with parts, after a tool message for each tool response in it."""
     parts = objects(message.get("parts"), f"{name}.parts")
-    said = {"role": message.get("role"), "name": message.get("name"), "content": parts}
-    return normalized_message(said, name)
+    turn = {"role": message.get("role"), "name": message.get("name"), "content": parts}
+    return normalized_message(turn, name)
 
 
 def _old(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:

@@ -482,7 +482,9 @@ class Recorder:
     async def feedback(self, feedback: dict[str, Any]) -> dict[str, Any]:
         if self._thread is None:
             raise Problem(400, "feedback: expected --store, in which answers are kept")
-        name = self.memory.episode_of.get(feedback["name"])
+        name = feedback["name"]
+        if name not in self.memory.episodes:  # else a session, whatever ids a server gives
+            name = self.memory.episode_of.get(name)
         if name is None:
             name = await asyncio.wrap_future(self.submit(partial(_episode_of, feedback=feedback)))
         episode = self.memory.episodes.get(name, DoorEpisode(name))

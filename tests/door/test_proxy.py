@@ -113,15 +113,18 @@ def test_feedback_names_an_answer_by_the_server_s_id(vllm, proxy, tmp_path) -> N
     server, _ = vllm
     more = [*HI, {"role": "assistant", "content": "ab"}, {"role": "user", "content": "?"}]
     with behind_a_port(server.app) as at, proxy(at, tmp_path / "s.db") as url:
-        first, second = (post(url, model="m", messages=messages).json()["id"] for messages in (HI, more))
+        _, second = (post(url, model="m", messages=messages).json()["id"] for messages in (HI, more))
         assert send(url, id=second, reward=0.5) == 200
         assert send(url, id="chatcmpl-9", reward=1) == 404
-        assert [row.reward for row in stored(tmp_path)] == [0.5]
+        headers = {**HEADERS, "x-agro-session": "1"}  # a session that is named as the first answer
+        httpx.post(url + PATH, json={"model": "m", "messages": HI}, headers=headers)
+        assert send(url, session="1", reward=1) == 200
+        assert [row.reward for row in stored(tmp_path)] == [0.5, 1]
     with proxy("http://127.0.0.1:1", tmp_path / "s.db") as url:  # another process, days later
-        assert send(url, id=first, reward=0, correction="ok") == 200
-    row, winner, loser = stored(tmp_path)
+        assert send(url, id=second, reward=0, correction="ok") == 200
+    row, _, winner, loser = stored(tmp_path)
     assert (row.reward, row.meta["calls"]) == (0, ["1", "2"])
-    assert [(each.prompt, each.response) for each in (winner, loser)] == [(HI, "ok"), (HI, "ab")]
+    assert [(each.prompt, each.response) for each in (winner, loser)] == [(more, "ok"), (more, "c")]
 
 
 def test_corrections_of_answers_with_the_same_id_are_all_kept(replies, proxy, tmp_path) -> None:
