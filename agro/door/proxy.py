@@ -177,13 +177,12 @@ class Proxy:
 
 
 def _name(id: Any, choice: int) -> str:
-    """Return the name of an answer: the server's id, and `.CHOICE` from the second choice on. It is "" if
-    feedback can't use the id."""
-    text = str(id)
+    """Return the server's id as a name, with `.CHOICE` from the second on; "" if feedback can't use it."""
+    text = "" if id is None else str(id)
     for interface in INTERFACES.values():
         text = text.removeprefix(interface.prefix)
     try:
-        return check_name("" if id is None else text) + (f".{choice}" if choice else "")
+        return check_name(text) + (f".{choice}" if choice else "")
     except Refused:
         return ""
 

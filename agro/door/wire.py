@@ -142,7 +142,10 @@ class Chat:
             raise Problem(400, f"n: this interface has one answer per request, got {options.n}", "n")
         if options.top_logprobs is not None and type(self) is not Chat:
             raise Problem(400, "top_logprobs: only chat completions return them", "top_logprobs")
-        self.tools = declarations(tools)
+        try:
+            self.tools = declarations(tools)
+        except Refused as error:
+            raise Problem(400, str(error), "tools") from None
         schemas = [tool["function"]["parameters"] for tool in self.tools]
         right = all(isinstance(x, dict) and isinstance(x.get("properties", {}), dict) for x in schemas)
         if (tools and not self.tools) or not right:

@@ -14,7 +14,6 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
-from agro.logs.mapping import evaluated
 from agro.logs.protocol import Context, Item, Row
 from agro.logs.records import call, reply, settings, token_fields, user
 from agro.logs.values import listed, wrong
@@ -25,8 +24,6 @@ from agro.types.conversation import declarations, normalized_message, text_of, w
 Message = dict[str, Any]
 
 _MORE = ("reasoning_content", "tool_calls", "function_call", "refusal", "audio")  # `additional_kwargs` too
-# What Langfuse's callback for LangChain adds to messages: the declarations of tools.
-_DECLARING = "[?role == 'tool' && !tool_call_id && (content.function || content.input_schema)]"
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 _CALLS = {  # the key of the arguments by the type of a tool call's item
     "function_call": "arguments",
@@ -113,15 +110,19 @@ def _opened(value: Any, forms: tuple[str, ...]) -> Any:
     return inner if is_form else value
 
 
+def _declares(message: Any) -> bool:
+    """Whether it declares a tool, as Langfuse's callback for LangChain adds to messages."""
+    content = message.get("content") if isinstance(message, dict) and message.get("role") == "tool" else None
+    is_declaration = isinstance(content, dict) and (content.get("function") or content.get("input_schema"))
+    return bool(is_declaration and not message.get("tool_call_id"))
+
+
 def prompt(value: Any, name: str) -> str | list[Message]:
     """The prompt of a call, a text or messages, alone or in a request with its settings."""
     value = _opened(value, _REQUEST_KEYS)
     if isinstance(value, list):
-        added = evaluated(value, _DECLARING)
-        parsed = messages([one for one in value if one not in added], name)
-        if added and not parsed:
-            raise Refused(f"{name}: expected messages, got declarations of tools alone")
-        return with_tools(parsed, [one["content"] for one in added])
+        parsed = messages([message for message in value if not _declares(message)], name)
+        return with_tools(parsed, [message["content"] for message in value if _declares(message)])
     if not isinstance(value, dict):
         return text(value, name)
     key = next((key for key in _PROMPT_KEYS if value.get(key) is not None), None)

@@ -49,8 +49,6 @@ RESERVED = frozenset(
         *PASSED,
     )
 )
-
-
 PREFIX = "object:"  # in configurations, of functions in this process
 
 
@@ -189,7 +187,10 @@ class FunctionReward:
         for name in ENDINGS.keys() & self._pool.parameters - columns.keys() - self._options.keys():
             columns[name] = [ENDINGS[name](s) for s in samples]
         columns["prompts"] = [s.prompt for s in samples]
-        columns["completions"] = [_completion(s) for s in samples]
+        columns["completions"] = [
+            s.response if isinstance(s.prompt, str) else [{"role": "assistant", "content": s.response}]
+            for s in samples
+        ]
         columns["completion_ids"] = [_completion_ids(s) for s in samples]
         return {name: values for name, values in columns.items() if self._pool.accepts(name)}
 
@@ -214,11 +215,6 @@ def _placed(sample: Sample, places: str, values: list[float] | None, error: str 
     if len(values) != expected:
         return Score(None, f"returned {len(values)} numbers for {expected} {unit}")
     return Score(math.fsum(values), places=values)
-
-
-def _completion(sample: Sample) -> str | list[dict[str, str]]:
-    text = sample.response
-    return text if isinstance(sample.prompt, str) else [{"role": "assistant", "content": text}]
 
 
 def _completion_ids(sample: Sample) -> list[int] | None:

@@ -78,7 +78,7 @@ def with_tools(messages: Messages, tools: Any) -> Messages:
     Declarations for OpenAI's and Anthropic's APIs become those of chat completions.
     """
     declared = declarations(tools)
-    if not declared or messages[0]["role"] == TOOLS:
+    if not declared or not messages or messages[0]["role"] == TOOLS:
         return messages
     text = json.dumps(declared, sort_keys=True, ensure_ascii=False)
     return [{"role": TOOLS, "content": text}, *messages]
@@ -91,10 +91,13 @@ def without_tools(prompt: str | Messages) -> tuple[str | Messages, list[dict[str
     return prompt[1:], json.loads(prompt[0]["content"])
 
 
-def declarations(tools: Any) -> list[dict[str, Any]]:
-    """Convert tool declarations to those of chat completions; empty if none of `tools` is one.
+_FOREIGN = {"functionDeclarations", "function_declarations", "toolSpec"}  # Gemini's and Bedrock's
 
-    Raises `Refused` if only some are, for instance next to tools that a provider runs itself.
+
+def declarations(tools: Any) -> list[dict[str, Any]]:
+    """Convert tool declarations to those of chat completions; empty if `tools` has no declaration.
+
+    Raises `Refused` for declarations of other kinds, such as tools that a provider runs itself.
     """
     tools, others = _decoded(tools), list[Any]()
     converted: list[dict[str, Any]] = []
@@ -108,9 +111,13 @@ def declarations(tools: Any) -> list[dict[str, Any]]:
             function["description"] = declaration["description"]
         function["parameters"] = declaration.get("parameters") or declaration.get("input_schema") or {}
         converted.append({"type": "function", "function": function})
-    if converted and others:
+    declared = [tool for tool in others if isinstance(tool, dict)]
+    is_foreign = any(
+        tool.get("type", "function") != "function" or _FOREIGN & tool.keys() for tool in declared
+    )
+    if is_foreign or (converted and others):
         expected = "declarations of functions with their names"
-        raise Refused(f"tools: expected {expected}, got {others[0]!r:.80} too; declare it or leave it out")
+        raise Refused(f"tools: expected {expected}, got {others[0]!r:.80}; declare it or leave it out")
     return converted
 
 

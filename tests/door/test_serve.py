@@ -257,7 +257,7 @@ WRONG_FIELDS = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
     ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
     ({"tools": [{"type": "web_search"}]}, "tools"),
-    ({"tools": [TOOL, {"type": "web_search"}]}, None),
+    ({"tools": [TOOL, {"type": "web_search"}]}, "tools"),
     ({"tools": [{**TOOL, "parameters": "x"}]}, "tools"),
     ({"tools": [{**TOOL, "parameters": {"properties": None}}]}, "tools"),
     ({"stream_options": 5}, "stream_options"),
