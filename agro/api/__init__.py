@@ -345,7 +345,7 @@ class Trained:
     def evaluate(
         self, prompts: Any = None, n: int = 8, *, temperature: float = 1.0, seed: int = 0
     ) -> dict[str, Any]:
-        """Measure mean reward, accuracy and pass@k with 95 % intervals, as `agro eval --json`.
+        """Measure mean reward, accuracy and pass@k with 95% intervals, as `agro eval --json`.
 
         Args:
             prompts: as for `agro.train`; by default the run's held-out prompts.

@@ -123,7 +123,7 @@ def _say_curves(document: dict[str, Any]) -> None:
     final = f"final {pages.measure_name(document['measure'])}"
     console = show_table(("line", "seeds", final, "step", "to the first line"), rows, wrap_names=True)
     if any(len(line["runs"]) >= pages.BANDS for line in lines):
-        console.print("[…]: 95 % t-interval over seeds")
+        console.print("[…]: 95% t-interval over seeds")
     differences = pages.differences_words(document["differences"]) or ["nothing but the seed"]
     for text in ["", "what differs:", *differences, "", *document["notes"], ""]:
         console.print(text)
@@ -142,7 +142,7 @@ def _say_sets(document: dict[str, Any]) -> None:
             rows.append([*comparison["cells"], shown, comparison["row"]["verdict"]])
         titles = ("set", "prompts", "first", "other", "difference", "p", "verdict")
         show_table(titles, rows, wrap_names=True).print(
-            f"[…]: 95 % interval of other − first; p: adjusted for {len(sets)} comparisons (Holm)\n"
+            f"[…]: 95% interval of other − first; p: adjusted for {len(sets)} comparisons (Holm)\n"
         )
     for comparison in sets:
         for text in (comparison["sentence"], *comparison["notes"]):

@@ -32,8 +32,8 @@ FEW = 10  # groups: a mean over fewer says nothing
 FALLEN = math.log(10)  # nats: the best stored responses are ten times less probable
 RATIO = 100.0
 HALF = 0.5  # share of its promised gain that the best single step keeps
-STILL = 0.01  # nats: no response became 1 % more or less probable
-# Ratio above which rewards make up less than 1/(1 + 10²), 1 %, of the variance of R if log π/π_ref is
+STILL = 0.01  # nats: no response became 1% more or less probable
+# Ratio above which rewards make up less than 1/(1 + 10²), 1%, of the variance of R if log π/π_ref is
 # independent of them. The rest is noise.
 DWARFED = 10.0
 PATIENCE = 3  # steps in a row without a signal that cause a warning; single ones are common

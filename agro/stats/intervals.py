@@ -1,4 +1,4 @@
-"""95 % intervals of means, shares and probabilities, and Student's t."""
+"""95% intervals of means, shares and probabilities, and Student's t."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from agro.io.numbers import none_if_nan
 
-Z = 1.959964  # 95 % of the normal distribution lie within ± Z
+Z = 1.959964  # 95% of the normal distribution lie within ± Z
 RESAMPLES = 4000
 RARE = 5  # prompts
 
@@ -101,7 +101,7 @@ def standard_error(values: Values) -> float:
 
 
 def described(values: Values) -> dict[str, float | None]:
-    """Mean, standard error and 95 % interval over prompts; None if unknown, as the error of equal values."""
+    """Mean, standard error and 95% interval over prompts; None if unknown, as the error of equal values."""
     low, high = interval(values)
     mean = float(values.mean()) if len(values) else math.nan
     row = {"value": mean, "se": standard_error(values) or math.nan, "low": low, "high": high}

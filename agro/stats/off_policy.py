@@ -26,7 +26,7 @@ LEAST, FAR = 30.0, 2.0
 class OffPolicyComparison:
     """The values `a` and `b` of two policies by one log, and the difference b − a.
 
-    `low`, `high`: its 95 % interval; `p`: the two-sided p of no difference; `ess`: effective responses of the
+    `low`, `high`: its 95% interval; `p`: the two-sided p of no difference; `ess`: effective responses of the
     policy with fewer; `mean_weight`: that of the policy farther from 1, its expectation; `clusters`: number
     of clusters of near-equal prompts, the independent units.
     """
@@ -93,7 +93,7 @@ class Weights:
 
 
 def interval(value: float, without_each: Values) -> tuple[float, float, float]:
-    """The ends of the 95 % interval, and p of the value 0, by the jackknife: the changes of the value if one
+    """The ends of the 95% interval, and p of the value 0, by the jackknife: the changes of the value if one
     cluster is left out. NaN for one cluster.
 
     Since few weights may decide, Student's t has as many degrees of freedom as clusters matter, (Σ d²)²/Σ d⁴

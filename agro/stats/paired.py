@@ -20,7 +20,7 @@ from agro.errors import Refused
 from agro.stats.intervals import RARE, Ratio, Values, Z, bisected, studentized, t_inside, t_quantile, wilson
 
 LEVEL = 0.05  # a smaller p counts as shown
-POWER = 0.841621  # 80 % quantile of the normal distribution
+POWER = 0.841621  # 80% quantile of the normal distribution
 FLIPS = 10_000
 LEAST = 6  # clusters: with fewer no test shows anything at that level
 EXACT = 200  # prompts
@@ -33,8 +33,8 @@ Verdict = Literal["better", "worse", "not shown"]
 class Comparison:
     """Mean rewards `a` and `b` of two policies on `n` prompts, and the difference b − a.
 
-    `low`, `high`: its 95 % interval; `p`: the two-sided p of no difference, by `test`; `detectable`: the
-    difference that this many prompts would have shown with a probability of 80 %. Unknown ones are NaN: p
+    `low`, `high`: its 95% interval; `p`: the two-sided p of no difference, by `test`; `detectable`: the
+    difference that this many prompts would have shown with a probability of 80%. Unknown ones are NaN: p
     with too few clusters, or if rewards are missing more often on one side; `detectable` if no difference
     would be shown. `clusters`: number of clusters, `n` if no two prompts are near-copies. `unknown_a`,
     `unknown_b`: the unknown share of each side's rewards. If there are any, p and interval hold whatever
@@ -172,7 +172,7 @@ def _compare_known(mean_a: Values, mean_b: Values, labels: NDArray[np.int64]) ->
 
 
 def inference(sums: Ratio) -> tuple[float, float, float]:
-    """The 95 % interval of the mean difference of prompts, and p of a mean of 0, by t; for single prompts the
+    """The 95% interval of the mean difference of prompts, and p of a mean of 0, by t; for single prompts the
     wider interval and larger p of t and a studentized bootstrap.
 
     With 100 prompts the bootstrap alone covers rare large differences of both signs in 92 % of cases, and the
@@ -246,7 +246,7 @@ def _prompt_means(rewards: Values) -> tuple[Values, Values]:
 
 @lru_cache(4096)
 def detectable_share(changed: int, n: int) -> float:
-    """The difference of two shares that McNemar's test with n prompts shows with a probability of 80 %, if as
+    """The difference of two shares that McNemar's test with n prompts shows with a probability of 80%, if as
     many answers change as did, or more if it takes more; NaN if there is none. Above `EXACT` prompts it is by
     the normal distribution, but no less than gives six gains with that probability."""
     if n > EXACT:
@@ -271,7 +271,7 @@ def detectable_share(changed: int, n: int) -> float:
 
 
 def shares_interval(difference: Values) -> tuple[float, float]:
-    """The 95 % interval of the mean of differences −1, 0 and 1: those that Tango's score test (1998) accepts.
+    """The 95% interval of the mean of differences −1, 0 and 1: those that Tango's score test (1998) accepts.
 
     If five or more prompts change on average, it covers in 93 to 97 % of cases (benchmarks/intervals). The
     exact test rejects slightly less: an interval without 0 may have a p slightly above .05.
@@ -284,7 +284,7 @@ def shares_interval(difference: Values) -> tuple[float, float]:
 
 
 def rare_interval(difference: Values, spread: float) -> tuple[float, float]:
-    """The 95 % interval for graded differences that are mostly 0: Wilson's bounds on the shares of gains and
+    """The 95% interval for graded differences that are mostly 0: Wilson's bounds on the shares of gains and
     losses, each as large as rewards differ (`spread`), since the few observed sizes say little."""
     n = len(difference)
     if n < 2 or spread == 0:

@@ -161,7 +161,7 @@ def main(folder: Path, seed: int = 0, taught: int = 260, steps: int = 60) -> Non
             flush=True,
         )
     paired = compare(*rewards_of)  # the tasks are the units
-    interval = f"95 % [{paired.low:+.3f}, {paired.high:+.3f}]"
+    interval = f"95% [{paired.low:+.3f}, {paired.high:+.3f}]"
     print(f"difference {paired.difference:+.3f} {interval}, p = {paired.p:.2g}: {paired.verdict}")
 
 

@@ -60,7 +60,7 @@ GAIN = 0.45 * 0.2 + 0.55 * 0.5 - (0.9 * 0.2 + 0.1 * 0.5)
 
 @pytest.mark.test
 def test_the_interval_covers_the_true_difference() -> None:
-    """95 % nominal: 93 to 97.5 % of 2,000 logs, whose own error is .5 %; the bias is below .01."""
+    """95% nominal: 93 to 97.5 % of 2,000 logs, whose own error is .5 %; the bias is below .01."""
     rng = np.random.default_rng(1)
     found = [compare_on_log(*logs(rng, 200)) for _ in range(2000)]
     assert min(out.ess for out in found) > LEAST

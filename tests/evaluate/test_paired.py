@@ -77,7 +77,7 @@ def test_one_prompt_or_cluster_shows_nothing(n: int, clusters: list[int] | None)
 @pytest.mark.parametrize("n", [100, 400])
 @pytest.mark.parametrize(("a", "b"), [(0.05, 0.1), (0.3, 0.3), (0.5, 0.7), (0.9, 0.95)])
 def test_the_interval_of_shares_covers(n: int, a: float, b: float) -> None:
-    """A nominal 95 % covers in 93 to 97.5 % of 1,500 draws, whose own error is .6 %."""
+    """A nominal 95% covers in 93 to 97.5 % of 1,500 draws, whose own error is .6 %."""
     rng = np.random.default_rng([n, round(100 * a), round(100 * b)])
     results = [compare(*drawn(rng, n, a, b, 0.5)) for _ in range(1500)]
     covered = np.mean([r.low <= b - a <= r.high for r in results])
@@ -174,7 +174,7 @@ def test_copies_of_nothing_learned_are_seldom_called_better() -> None:
 @pytest.mark.test
 @pytest.mark.parametrize("sizes", [[10] * 20, [28] * 3 + [1] * 85, [1] * 95 + [5]])
 def test_the_interval_of_clusters_covers(without_flips, sizes: list[int]) -> None:
-    """A nominal 95 % covers in 93 to 99 % of 1,500 draws, whose own error is .6 %; some are large."""
+    """A nominal 95% covers in 93 to 99 % of 1,500 draws, whose own error is .6 %; some are large."""
     rng, labels = np.random.default_rng(sum(sizes)), np.repeat(np.arange(len(sizes)), sizes)
     covered = []
     for _ in range(1500):
@@ -251,7 +251,7 @@ def test_the_same_model_with_its_wrong_answers_unscored_isnt_better(shape: tuple
         out = compare(a, b)
         assert (out.verdict, out.unknown_a) == ("not shown", 0.0)
         assert out.unknown_b == pytest.approx(0.42, abs=0.13)
-        # Its worst case is what the answers were, whose 95 % interval leaves 0 out at times.
+        # Its worst case is what the answers were, whose 95% interval leaves 0 out at times.
         assert out.low < 0.05
 
 

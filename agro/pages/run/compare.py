@@ -305,7 +305,7 @@ def measure_name(measure: str) -> str:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over `n` seeds and its 95 % t-interval; its ends are NaN for a single seed."""
+    """A mean over `n` seeds and its 95% t-interval; its ends are NaN for a single seed."""
 
     mean: float
     low: float
@@ -495,7 +495,7 @@ def color_of(number: int) -> str:
 
 
 def figure(comparison: RunComparison, size: Size = WIDE, longest: int = SHORTENED) -> Figure:
-    """Plot means over seeds against steps, thin single seeds, and 95 % t-intervals for `BANDS` seeds or more.
+    """Plot means over seeds against steps, thin single seeds, and 95% t-intervals for `BANDS` seeds or more.
 
     Each line's label, of at most `longest` characters, is at the height of its end.
     """
@@ -667,7 +667,7 @@ def to_json(comparison: RunComparison) -> dict[str, Any]:
     return {
         **paired.to_json(),
         "measure": comparison.measure,
-        "interval": "95 % t-interval over seeds",
+        "interval": "95% t-interval over seeds",
         "lines": lines,
         "differences": comparison.differences,
         "notes": notes(comparison),

@@ -48,7 +48,7 @@ def summary(
     result: Heldout, threshold: float | None, along: Mapping[str, NDArray[np.float64]] | None = None
 ) -> dict[str, Any]:
     """Summarize mean reward, accuracy, pass@k (k = 1, 2, 4, … ≤ n), majority@k (k = 4, 8, …), length and
-    share of truncated responses, with 95 % intervals of means over prompts; and best@k (k = 2, 4, …) unless
+    share of truncated responses, with 95% intervals of means over prompts; and best@k (k = 2, 4, …) unless
     all rewards are 0 or 1, when it equals pass@k.
 
     Each is the mean over the prompts with k scored responses. `threshold`: the reward from which a response

@@ -4,7 +4,7 @@ The sheet is a CSV file with the columns prompt, left, right and better, the las
 file next to it, says which side is the result's. Raters don't open it.
 
 A complete sheet is tested with the sign test. That test fails for a rater who looks after each rating and may
-stop at any time: with 200 coins, looking after each, its error rate is 28 %. Such ratings are tested with the
+stop at any time: with 200 coins, looking after each, its error rate is 28%. Such ratings are tested with the
 evidence E. Of n ratings, w prefer the result and l the start. If neither is better, they are fair coins. E is
 their likelihood ratio between a result's share q uniform in [0, 1] and q = ½:
 E = ∫ q^w (1−q)^l dq / ½^n = 2^n w! l! / (n+1)!. For fair coins E is a martingale with mean 1, at any stopping
@@ -258,7 +258,7 @@ class Ratings:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of that share, consistent with the test: it excludes ½ if p is below .05."""
+        """The 95% interval of that share, consistent with the test: it excludes ½ if p is below .05."""
         if not self.decided:
             return None
         if self.test == "sequential":
@@ -305,7 +305,7 @@ def is_decided(wins: int, losses: int) -> bool:
 
 
 def interval_at_any_stop(wins: int, losses: int) -> tuple[float, float]:
-    """Return the result's 95 % interval, valid at any stop. It excludes ½ exactly if p is below .05."""
+    """Return the result's 95% interval, valid at any stop. It excludes ½ exactly if p is below .05."""
     return _lowest(wins, losses), 1 - _lowest(losses, wins)
 
 
@@ -329,7 +329,7 @@ def fewest_more(wins: int, losses: int) -> int:
 
 
 def clopper_pearson(k: int, n: int) -> tuple[float, float]:
-    """Return the exact 95 % interval of the probability behind k of n trials (Clopper and Pearson, 1934).
+    """Return the exact 95% interval of the probability behind k of n trials (Clopper and Pearson, 1934).
 
     It excludes ½ exactly if twice the smaller tail of the binomial distribution at ½ is below .05.
     """

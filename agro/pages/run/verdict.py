@@ -158,8 +158,8 @@ class Verdict:
         """Return answer, sentence and numbers; None where unknown.
 
         `gain`: mean reward at `step` minus the start's on `n` held-out prompts in `clusters` clusters of
-        near-copies, with its 95 % interval `low` to `high`; `p`: p-value of no difference;
-        `detectable`: the gain that would have been shown with a probability of 80 %;
+        near-copies, with its 95% interval `low` to `high`; `p`: p-value of no difference;
+        `detectable`: the gain that would have been shown with a probability of 80%;
         `unknown_a`, `unknown_b`: the shares of unknown rewards at the start and at that step;
         `kl`: to the reference, in nats per response. `by`: "reward", "ratings" or "off-policy".
         `ratings`: the ratings, if they gave the answer.

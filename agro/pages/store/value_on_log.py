@@ -55,7 +55,7 @@ class LoggedResponses:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value in units of the reward, and its 95 % interval; NaN where unknown."""
+    """A value in units of the reward, and its 95% interval; NaN where unknown."""
 
     value: float
     low: float
@@ -100,12 +100,12 @@ class OffPolicyValue:
     def caution(self) -> str:
         """Warning that the interval may be too short; empty if it isn't.
 
-        In reproductions/verdict the interval covers the value in 91.3 to 95.1 % of the logs in which less
-        than a tenth of the responses counts, else in 93.9 to 97.3 %.
+        In reproductions/verdict the interval covers the value in 91.3 to 95.1% of the logs in which less
+        than a tenth of the responses counts, else in 93.9 to 97.3%.
         """
         if self.obstacle or self.ess >= FEW * self.n:
             return ""
-        return "fewer than a tenth of the responses count: the 95 % interval may cover only 91 %"
+        return "fewer than a tenth of the responses count: the 95% interval may cover only 91%"
 
     @property
     def answer(self) -> str:
